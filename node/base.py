@@ -1,4 +1,4 @@
-"""The loaded models as the API sees them. `node.pool.ModelPool` implements `Pool`; tests fake it."""
+"""Loaded models as the API sees them. `node.pool.ModelPool` implements `Pool`; tests fake it."""
 
 from __future__ import annotations
 

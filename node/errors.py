@@ -10,7 +10,7 @@ NodeError
 ├── Overloaded                429  exit 1   `retry_after_s` says when to come back
 ├── NoSpace                   507  exit 5   disk, RAM or VRAM
 ├── Unavailable               503  exit 3   loading, shutting down, daemon not reachable
-├── SourceError               502  exit 1   a model source refused, broke off or sent the wrong bytes
+├── SourceError               502  exit 1   a model source refused, broke off or sent wrong bytes
 ├── BadModelFile              422  exit 1   a GGUF that must not reach llama.cpp
 ├── EngineError               500  exit 1   the worker failed the request
 └── ConfigError               500  exit 2   a bad value in flag, environment or file

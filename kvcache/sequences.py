@@ -1,0 +1,236 @@
+"""The sequences that live in the device pool: their tokens, their cells, and who may be evicted.
+
+A live sequence belongs to a running request; an idle one is kept as prefix cache until its
+sequence id or its cells are wanted. The ledger here and the `Device` change together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, NewType, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcache.cells import CellPool, Cells
+
+__all__ = ["Device", "Opened", "SeqId", "Sequence", "SequencePool", "common_prefix"]
+
+SeqId = NewType("SeqId", int)
+Tokens = npt.NDArray[np.int32]
+
+
+class Device(Protocol):
+    """The real KV cache behind the ledger."""
+
+    def seq_cp(self, source: int, target: int, end: int) -> None:
+        """Share the cells of positions [0, end) with another sequence."""
+        ...
+
+    def seq_rm(self, seq_id: int, start: int = 0) -> bool:
+        """Forget the positions from `start` on; false where the model cannot cut there."""
+        ...
+
+
+class Sequence:
+    """Tokens whose KV is in the pool, in order. `live` ones are locked."""
+
+    def __init__(self, seq_id: SeqId) -> None:
+        self.seq_id = seq_id
+        self.live = True
+        self.last_used = 0
+        self.n_tokens = 0
+        self._tokens = np.empty(256, np.int32)
+        self._cells = np.empty(256, np.int32)
+
+    def __repr__(self) -> str:
+        state = "live" if self.live else "idle"
+        return f"Sequence(id={self.seq_id}, {state}, n_tokens={self.n_tokens})"
+
+    @property
+    def tokens(self) -> Tokens:
+        return self._tokens[: self.n_tokens]
+
+    @property
+    def cells(self) -> Cells:
+        return self._cells[: self.n_tokens]
+
+    def _append(self, tokens: Tokens, cells: Cells) -> None:
+        end = self.n_tokens + len(tokens)
+        if end > len(self._tokens):
+            room = max(end, 2 * len(self._tokens))
+            self._tokens = np.resize(self._tokens, room)
+            self._cells = np.resize(self._cells, room)
+        self._tokens[self.n_tokens : end] = tokens
+        self._cells[self.n_tokens : end] = cells
+        self.n_tokens = end
+
+
+class Opened(NamedTuple):
+    """A live sequence whose first `n_cached` tokens are in the pool."""
+
+    sequence: Sequence
+    n_cached: int
+
+
+class SequencePool:
+    """All sequences of one context. Not thread-safe: the engine loop owns it.
+
+    Args:
+        n_cells: size of the device pool.
+        n_sequences: sequence ids that exist.
+        can_fork: whether a sequence may be shared up to any token (full attention).
+        device: is told to share and forget as the ledger changes.
+    """
+
+    def __init__(self, n_cells: int, n_sequences: int, can_fork: bool, device: Device) -> None:
+        self.cells = CellPool(n_cells)
+        self.can_fork = can_fork
+        self._device = device
+        self._free_ids = [SeqId(i) for i in reversed(range(n_sequences))]
+        self._sequences: dict[SeqId, Sequence] = {}
+        self._clock = 0
+
+    def __repr__(self) -> str:
+        live = sum(s.live for s in self)
+        return f"SequencePool(live={live}, idle={self.n_idle}, {self.cells!r})"
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
+
+    @property
+    def n_idle(self) -> int:
+        return sum(not s.live for s in self)
+
+    def match(self, tokens: Tokens) -> tuple[Sequence | None, int]:
+        """The sequence that shares most tokens from the start, and how many; ties go to idle ones
+        that are used up whole."""
+        best: tuple[int, bool, Sequence | None] = (0, False, None)
+        for sequence in self:
+            n = common_prefix(sequence.tokens, tokens)
+            whole = not sequence.live and n == sequence.n_tokens
+            if (self.can_fork or whole) and (n, whole) > best[:2]:
+                best = (n, whole, sequence)
+        return best[2], best[0]
+
+    def open(self, tokens: Tokens, n_needed: int, use_cache: bool) -> Opened | None:
+        """A live sequence for `tokens`, with as much of it in the pool as can be had.
+
+        Three cases: an idle sequence that is a whole prefix is taken over; any other match is
+        forked at the last shared token, or, when that does not fit, an idle one is cut there and
+        taken over; without a match the sequence starts empty. The last token never comes from the
+        cache: it must be evaluated for its logits.
+
+        Args:
+            n_needed: cells that must stay free beside those that `tokens` will take.
+
+        Returns:
+            None when cells or sequence ids do not suffice, even with all idle sequences evicted.
+        """
+        donor, n_cached = self.match(tokens[:-1]) if use_cache else (None, 0)
+        n_cells = len(tokens) - n_cached + n_needed
+        if donor is None:
+            return self._start(n_cells)
+        if donor.live or n_cached < donor.n_tokens:
+            if self._make_room(n_cells, 1, keep=donor):
+                return self._fork(donor, n_cached)
+            if donor.live:
+                return None
+            self.truncate(donor, n_cached)
+        if self._make_room(n_cells, 0, keep=donor):
+            donor.live = True
+            return Opened(donor, n_cached)
+        return None
+
+    def extend(self, sequence: Sequence, tokens: Tokens) -> bool:
+        """Account for tokens about to be evaluated; evicts idle sequences for them.
+
+        Returns:
+            False when the cells cannot be had; then nothing was added.
+        """
+        if not self._make_room(len(tokens), 0, keep=sequence):
+            return False
+        sequence._append(tokens, self.cells.allocate(len(tokens)))
+        return True
+
+    def truncate(self, sequence: Sequence, n_tokens: int) -> None:
+        """Forget everything after the first n tokens."""
+        self._device.seq_rm(sequence.seq_id, n_tokens)
+        self.cells.release(sequence.cells[n_tokens:])
+        sequence.n_tokens = n_tokens
+
+    def retire(self, sequence: Sequence) -> None:
+        """The request is done; its sequence stays as prefix cache."""
+        sequence.live = False
+        self._touch(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take the sequence out of the pool at once."""
+        self.cells.release(sequence.cells)
+        del self._sequences[sequence.seq_id]
+        self._free_ids.append(sequence.seq_id)
+        self._device.seq_rm(sequence.seq_id)
+
+    def evict_idle(self, keep_cells: int = 0) -> None:
+        """Drop the least recently used idle sequences until at most `keep_cells` are theirs."""
+        idle = self._idle()
+        total = sum(s.n_tokens for s in idle)
+        for sequence in idle:
+            if total <= keep_cells:
+                return
+            total -= sequence.n_tokens
+            self.drop(sequence)
+
+    def check_integrity(self) -> None:
+        self.cells.check_integrity()
+        used = [s.cells for s in self]
+        unique = len(np.unique(np.concatenate(used))) if used else 0
+        assert unique == self.cells.total - self.cells.free, "cells and sequences disagree"
+
+    def _start(self, n_cells: int) -> Opened | None:
+        return Opened(self._new_sequence(), 0) if self._make_room(n_cells, 1, keep=None) else None
+
+    def _fork(self, donor: Sequence, n_cached: int) -> Opened:
+        sequence = self._new_sequence()
+        self._device.seq_cp(donor.seq_id, sequence.seq_id, n_cached)
+        self.cells.share(donor.cells[:n_cached])
+        sequence._append(donor.tokens[:n_cached], donor.cells[:n_cached])
+        self._touch(donor)
+        return Opened(sequence, n_cached)
+
+    def _new_sequence(self) -> Sequence:
+        sequence = Sequence(self._free_ids.pop())
+        self._sequences[sequence.seq_id] = sequence
+        return sequence
+
+    def _touch(self, sequence: Sequence) -> None:
+        self._clock += 1
+        sequence.last_used = self._clock
+
+    def _idle(self) -> list[Sequence]:
+        return sorted((s for s in self if not s.live), key=lambda s: s.last_used)
+
+    def _make_room(self, n_cells: int, n_ids: int, keep: Sequence | None) -> bool:
+        """Evict idle sequences, oldest first, until so many cells and ids are free."""
+        if self.cells.free >= n_cells and len(self._free_ids) >= n_ids:
+            return True
+        victims = [s for s in self._idle() if s is not keep]
+        # Shared cells make this an upper bound; it saves the cache from a hopeless request.
+        if self.cells.free + sum(s.n_tokens for s in victims) < n_cells:
+            return False
+        for sequence in victims:
+            self.drop(sequence)
+            if self.cells.free >= n_cells and len(self._free_ids) >= n_ids:
+                return True
+        return False
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Number of leading tokens that are equal."""
+    n = min(len(a), len(b))
+    # Most sequences differ in the first tokens: look at a few before comparing everything.
+    if n > 32 and not np.array_equal(a[:32], b[:32]):
+        n = 32
+    different = a[:n] != b[:n]
+    first = int(different.argmax()) if n else 0
+    return first if n and different[first] else n

@@ -1,0 +1,443 @@
+"""llama.cpp through its ctypes binding: model, context, batch, sampler chain, grammar.
+
+The only module that imports `llama_cpp`, and only worker processes load it. It owns the foreign
+memory and turns return codes into exceptions; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import llama_cpp.llama_cpp as ffi
+import numpy as np
+import numpy.typing as npt
+
+from node.engine.messages import Load, ModelInfo, Sampling
+
+__all__ = [
+    "Grammar",
+    "GrammarError",
+    "LlamaContext",
+    "LlamaModel",
+    "LoadError",
+    "NoSlot",
+    "SamplerChain",
+    "build_info",
+    "schema_to_gbnf",
+]
+
+Tokens = npt.NDArray[np.int32]
+
+_TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q4_0": 2}
+_DRY_BREAKERS = (b"\n", b":", b'"', b"*")
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+_MAX_REPETITIONS = 2000
+_MAX_GRAMMAR_BYTES = 256 * 1024
+
+_log: deque[str] = deque(maxlen=40)
+_alive: list[Any] = []  # objects that C code keeps a pointer to
+
+
+class LoadError(Exception):
+    """`memory` is true when a smaller plan may help."""
+
+    def __init__(self, message: str, *, memory: bool) -> None:
+        super().__init__(message)
+        self.memory = memory
+
+
+class NoSlot(Exception):
+    """`decode` found no free cells; nothing was computed."""
+
+
+class GrammarError(ValueError):
+    """A grammar or schema that llama.cpp cannot compile."""
+
+
+def build_info() -> dict[str, Any]:
+    """Version and abilities of the installed llama.cpp."""
+    import llama_cpp
+
+    _start_backend()
+    return {
+        "version": llama_cpp.__version__,
+        "system_info": ffi.llama_print_system_info().decode(errors="replace").strip(),
+        "gpu_offload": bool(ffi.llama_supports_gpu_offload()),
+        "mmap": bool(ffi.llama_supports_mmap()),
+    }
+
+
+def schema_to_gbnf(schema: str) -> str:
+    """GBNF with start rule `root` for a JSON schema given as JSON text."""
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    try:
+        return str(json_schema_to_gbnf(schema))
+    except RecursionError as error:
+        raise GrammarError("the schema is nested too deeply") from error
+    except Exception as error:  # the converter raises whatever the bad schema provokes
+        raise GrammarError(f"the schema cannot be compiled: {error}") from error
+
+
+class LlamaModel:
+    """Weights and vocabulary. Tokenising is safe from any thread."""
+
+    def __init__(self, load: Load) -> None:
+        _start_backend()
+        _log.clear()
+        params = ffi.llama_model_default_params()
+        params.n_gpu_layers = load.gpu_layers
+        params.load_mode = ffi.LLAMA_LOAD_MODE_MMAP if load.use_mmap else ffi.LLAMA_LOAD_MODE_NONE
+        overrides = _tensor_overrides(load.tensor_overrides)
+        if overrides is not None:
+            params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+        handle = ffi.llama_model_load_from_file(load.path.encode(), params)
+        if not handle:
+            raise LoadError(_reason("the model could not be loaded"), memory=_log_tells_of_memory())
+        self.handle: Any = handle
+        self.vocab: Any = ffi.llama_model_get_vocab(handle)
+        self.n_vocab = int(ffi.llama_vocab_n_tokens(self.vocab))
+        self.n_ctx_train = int(ffi.llama_model_n_ctx_train(handle))
+        self.can_fork = not (
+            ffi.llama_model_is_recurrent(handle) or ffi.llama_model_is_hybrid(handle)
+        )
+        attributes = np.array(
+            [ffi.llama_vocab_get_attr(self.vocab, t) for t in range(self.n_vocab)], np.int32
+        )
+        self._special = attributes & (ffi.LLAMA_TOKEN_ATTR_CONTROL | ffi.LLAMA_TOKEN_ATTR_UNKNOWN)
+        self._user_defined = attributes & ffi.LLAMA_TOKEN_ATTR_USER_DEFINED
+        self.eog = np.array(
+            [t for t in range(self.n_vocab) if ffi.llama_vocab_is_eog(self.vocab, t)], np.int32
+        )
+        self._eog_set = frozenset(self.eog.tolist())
+        self._pieces: dict[tuple[int, bool], bytes] = {}
+
+    def is_eog(self, token: int) -> bool:
+        return token in self._eog_set
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> Tokens:
+        data = text.encode("utf-8", errors="replace")
+        size = len(data) + 8
+        out = np.empty(size, np.int32)
+        pointer = out.ctypes.data_as(ffi.llama_token_p)
+        n = ffi.llama_tokenize(
+            self.vocab, data, len(data), pointer, size, add_special, parse_special
+        )
+        if n < 0:  # more tokens than bytes does not happen; kept as a check on the binding
+            raise ValueError("the text could not be tokenised")
+        return out[:n]
+
+    def piece(self, token: int, *, special: bool) -> bytes:
+        """Bytes of one token; empty for special tokens unless `special`."""
+        key = (token, special)
+        known = self._pieces.get(key)
+        if known is not None:
+            return known
+        buffer = ctypes.create_string_buffer(64)
+        n = ffi.llama_token_to_piece(self.vocab, token, buffer, 64, 0, special)
+        if n < 0:
+            buffer = ctypes.create_string_buffer(-n)
+            n = ffi.llama_token_to_piece(self.vocab, token, buffer, -n, 0, special)
+        piece = self._pieces[key] = buffer.raw[:n]
+        return piece
+
+    @property
+    def adds_bos(self) -> bool:
+        return bool(ffi.llama_vocab_get_add_bos(self.vocab))
+
+    @property
+    def bos(self) -> int:
+        return int(ffi.llama_vocab_bos(self.vocab))
+
+    def info(self, n_ctx: int, threads: int) -> ModelInfo:
+        text = ctypes.create_string_buffer(256)
+        ffi.llama_model_desc(self.handle, text, 256)
+        template = ffi.llama_model_chat_template(self.handle, None)
+        eos = int(ffi.llama_vocab_eos(self.vocab))
+        return ModelInfo(
+            description=text.value.decode(errors="replace"),
+            architecture=self._metadata("general.architecture"),
+            n_ctx=n_ctx,
+            n_ctx_train=self.n_ctx_train,
+            n_vocab=self.n_vocab,
+            n_params=int(ffi.llama_model_n_params(self.handle)),
+            size_bytes=int(ffi.llama_model_size(self.handle)),
+            chat_template=template.decode(errors="replace") if template else None,
+            bos_token=self._text(self.bos),
+            eos_token=self._text(eos),
+            special_tokens=self._special_texts(),
+            add_bos=self.adds_bos,
+            can_fork=self.can_fork,
+            threads=threads,
+        )
+
+    def _special_texts(self) -> tuple[str, ...]:
+        """Texts that the tokenizer would read as control tokens. User-defined tokens count when
+        they look like markup; runs of spaces and the like are ordinary text."""
+        control = [self._text(int(t)) for t in np.flatnonzero(self._special)]
+        user = [self._text(int(t)) for t in np.flatnonzero(self._user_defined)]
+        markup = [text for text in user if re.fullmatch(r"<.+>|\[.+\]", text)]
+        return tuple(dict.fromkeys(text for text in control + markup if text))
+
+    def _text(self, token: int) -> str:
+        if not 0 <= token < self.n_vocab:
+            return ""
+        text: bytes = ffi.llama_vocab_get_text(self.vocab, token)
+        return text.decode("utf-8", errors="replace")
+
+    def _metadata(self, key: str) -> str:
+        buffer = ctypes.create_string_buffer(256)
+        n = ffi.llama_model_meta_val_str(self.handle, key.encode(), buffer, 256)
+        return buffer.value.decode(errors="replace") if n >= 0 else ""
+
+
+class LlamaContext:
+    """KV cache and compute buffers of one model, and the batch they are fed from.
+
+    The batch's arrays are mapped with numpy once; `decode` only assigns slices.
+    """
+
+    def __init__(self, model: LlamaModel, load: Load, threads: int) -> None:
+        params = ffi.llama_context_default_params()
+        params.n_ctx = load.n_ctx
+        params.n_batch = load.n_batch
+        params.n_ubatch = min(load.n_ubatch, load.n_batch)
+        params.n_seq_max = load.max_sequences
+        params.kv_unified = True
+        params.flash_attn_type = 1
+        params.swa_full = True
+        params.no_perf = True
+        params.type_k, params.type_v = _TYPES[load.type_k], _TYPES[load.type_v]
+        params.n_threads = params.n_threads_batch = threads
+        handle = ffi.llama_init_from_model(model.handle, params)
+        if not handle:
+            raise LoadError(_reason("the context could not be created"), memory=True)
+        self._handle: Any = handle
+        self._memory: Any = ffi.llama_get_memory(handle)
+        self._n_vocab = model.n_vocab
+        self.n_ctx = int(ffi.llama_n_ctx(handle))
+        self.n_batch = int(ffi.llama_n_batch(handle))
+        self.n_sequences = load.max_sequences
+        self.threads = threads
+        self._map_batch()
+
+    def _map_batch(self) -> None:
+        n = self.n_batch
+        batch = ffi.llama_batch_init(n, 0, 1)
+        self._batch = batch
+        self._token = np.ctypeslib.as_array(batch.token, (n,))
+        self._pos = np.ctypeslib.as_array(batch.pos, (n,))
+        self._wants_logits = np.ctypeslib.as_array(batch.logits, (n,))
+        np.ctypeslib.as_array(batch.n_seq_id, (n,))[:] = 1
+        self._seq = np.zeros(n, np.int32)
+        pointers = ctypes.cast(batch.seq_id, ctypes.POINTER(ctypes.c_size_t))
+        np.ctypeslib.as_array(pointers, (n,))[:] = self._seq.ctypes.data + np.arange(n) * 4
+
+    def set_threads(self, threads: int) -> None:
+        self.threads = threads
+        ffi.llama_set_n_threads(self._handle, threads, threads)
+
+    def decode(self, runs: Sequence[tuple[int, int, Tokens, bool]]) -> None:
+        """Evaluate runs of (sequence id, first position, tokens, logits of the last wanted).
+
+        Raises:
+            NoSlot: not enough free cells; the memory is as before.
+            RuntimeError: llama.cpp refused the batch.
+        """
+        n = 0
+        for seq_id, position, tokens, wants_logits in runs:
+            end = n + len(tokens)
+            self._token[n:end] = tokens
+            self._pos[n:end] = np.arange(position, position + len(tokens), dtype=np.int32)
+            self._seq[n:end] = seq_id
+            self._wants_logits[n:end] = 0
+            self._wants_logits[end - 1] = wants_logits
+            n = end
+        self._batch.n_tokens = n
+        code = ffi.llama_decode(self._handle, self._batch)
+        if code == 1:
+            raise NoSlot
+        if code != 0:
+            raise RuntimeError(_reason(f"llama_decode returned {code}"))
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Logits of the batch row, shape (n_vocab,); a view, valid until the next decode."""
+        return np.ctypeslib.as_array(ffi.llama_get_logits_ith(self._handle, row), (self._n_vocab,))
+
+    def seq_cp(self, source: int, target: int, end: int) -> None:
+        """Share the cells of positions [0, end) with another sequence."""
+        ffi.llama_memory_seq_cp(self._memory, source, target, 0, end)
+
+    def seq_rm(self, seq_id: int, start: int = 0) -> bool:
+        """Forget positions from `start` on; false where the model cannot cut there."""
+        return bool(ffi.llama_memory_seq_rm(self._memory, seq_id, start, -1))
+
+
+class SamplerChain:
+    """The samplers of one request that only look at logits and accepted tokens."""
+
+    def __init__(self, model: LlamaModel, sampling: Sampling) -> None:
+        self._chain: Any = ffi.llama_sampler_chain_init(ffi.llama_sampler_chain_default_params())
+        for sampler in _samplers(model, sampling):
+            ffi.llama_sampler_chain_add(self._chain, sampler)
+
+    def accept(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            ffi.llama_sampler_accept(self._chain, token)
+
+    def apply(self, candidates: Candidates) -> None:
+        ffi.llama_sampler_apply(self._chain, ctypes.byref(candidates.array))
+
+    def close(self) -> None:
+        ffi.llama_sampler_free(self._chain)
+
+
+class Candidates:
+    """Token candidates in the layout that llama.cpp's samplers change in place."""
+
+    def __init__(self, n: int) -> None:
+        self._data = np.zeros(n, _CANDIDATE)
+        self._ids = np.arange(n, dtype=np.int32)
+        self._pointer: Any = self._data.ctypes.data_as(ctypes.POINTER(ffi.llama_token_data))
+        self.array = ffi.llama_token_data_array()
+
+    def fill(self, logits: npt.NDArray[np.float32]) -> None:
+        self._data["id"] = self._ids
+        self._data["logit"] = logits
+        self._set_size(len(logits))
+
+    def fill_one(self, token: int) -> None:
+        self._data[0] = (token, 0.0, 0.0)
+        self._set_size(1)
+
+    def _set_size(self, n: int) -> None:
+        self.array.data = self._pointer
+        self.array.size, self.array.selected, self.array.sorted = n, -1, False
+
+    @property
+    def ids(self) -> Tokens:
+        return self._data["id"][: self.array.size]
+
+    @property
+    def logits(self) -> npt.NDArray[np.float32]:
+        return self._data["logit"][: self.array.size]
+
+
+class Grammar:
+    """A compiled GBNF grammar and how far the output has got in it."""
+
+    def __init__(self, model: LlamaModel, gbnf: str, root: str = "root") -> None:
+        _check_gbnf(gbnf, root)
+        _log.clear()
+        self._handle: Any = ffi.llama_sampler_init_grammar(
+            model.vocab, gbnf.encode(), root.encode()
+        )
+        if not self._handle:
+            raise GrammarError(_reason("the grammar does not compile"))
+
+    def mask(self, candidates: Candidates) -> None:
+        """Set the logit of every candidate that the grammar forbids to -inf."""
+        ffi.llama_sampler_apply(self._handle, ctypes.byref(candidates.array))
+
+    def accept(self, token: int) -> None:
+        """The token must be one that `mask` allows; llama.cpp aborts on any other."""
+        ffi.llama_sampler_accept(self._handle, token)
+
+    def close(self) -> None:
+        ffi.llama_sampler_free(self._handle)
+
+
+def _check_gbnf(gbnf: str, root: str) -> None:
+    if len(gbnf.encode()) > _MAX_GRAMMAR_BYTES:
+        raise GrammarError(f"the grammar is larger than {_MAX_GRAMMAR_BYTES} bytes")
+    if not re.search(rf"^{re.escape(root)}\s*::=", gbnf, re.MULTILINE):
+        raise GrammarError(f"the grammar has no rule {root!r}")
+    for bound in re.findall(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}", gbnf):
+        if any(len(n) > 6 or int(n or 0) > _MAX_REPETITIONS for n in bound):
+            raise GrammarError(f"a repetition is larger than {_MAX_REPETITIONS}")
+
+
+def _samplers(model: LlamaModel, s: Sampling) -> Iterable[Any]:
+    if s.logit_bias:
+        biases = (ffi.llama_logit_bias * len(s.logit_bias))(
+            *(ffi.llama_logit_bias(token, bias) for token, bias in s.logit_bias)
+        )
+        yield ffi.llama_sampler_init_logit_bias(model.n_vocab, len(s.logit_bias), biases)
+    if (s.repeat_penalty, s.frequency_penalty, s.presence_penalty) != (1.0, 0.0, 0.0):
+        last_n = s.repeat_last_n if s.repeat_last_n >= 0 else model.n_ctx_train
+        yield ffi.llama_sampler_init_penalties(
+            model.n_vocab, last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+        )
+    if s.dry_multiplier > 0:
+        breakers = (ctypes.c_char_p * len(_DRY_BREAKERS))(*_DRY_BREAKERS)
+        last_n = s.dry_penalty_last_n if s.dry_penalty_last_n >= 0 else model.n_ctx_train
+        yield ffi.llama_sampler_init_dry(
+            model.vocab,
+            s.dry_multiplier,
+            s.dry_base,
+            s.dry_allowed_length,
+            last_n,
+            breakers,
+            len(_DRY_BREAKERS),
+        )
+    if s.temperature <= 0:
+        return
+    if s.top_k > 0:
+        yield ffi.llama_sampler_init_top_k(s.top_k)
+    if s.typical_p < 1:
+        yield ffi.llama_sampler_init_typical(s.typical_p, 1)
+    if s.top_p < 1:
+        yield ffi.llama_sampler_init_top_p(s.top_p, 1)
+    if s.min_p > 0:
+        yield ffi.llama_sampler_init_min_p(s.min_p, 1)
+    yield ffi.llama_sampler_init_temp(s.temperature)
+
+
+class _BufferOverride(ctypes.Structure):
+    _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
+
+
+def _tensor_overrides(patterns: Sequence[str]) -> Any:
+    """`REGEX=CPU` entries as the null-terminated array that the loader reads; None for none."""
+    if not patterns:
+        return None
+    from llama_cpp import _ggml
+
+    cpu_buffer = _ggml.libggml.ggml_backend_cpu_buffer_type
+    cpu_buffer.restype = ctypes.c_void_p
+    entries = (_BufferOverride * (len(patterns) + 1))()
+    for entry, pattern in zip(entries, patterns, strict=False):
+        regex, _, device = pattern.rpartition("=")
+        if device != "CPU" or not regex:
+            raise LoadError(f"tensor override {pattern!r} is not REGEX=CPU", memory=False)
+        entry.pattern, entry.buft = regex.encode(), cpu_buffer()
+    _alive.append(entries)
+    return entries
+
+
+def _start_backend() -> None:
+    if not _alive:
+        callback = ffi.llama_log_callback(_on_log)
+        _alive.append(callback)
+        ffi.llama_log_set(callback, ctypes.c_void_p(None))
+        ffi.llama_backend_init()
+
+
+def _on_log(level: int, text: bytes, _data: Any) -> None:
+    if level in (3, 4):  # GGML_LOG_LEVEL_WARN, GGML_LOG_LEVEL_ERROR
+        _log.append(text.decode(errors="replace").strip())
+
+
+def _reason(what: str) -> str:
+    errors = [line for line in _log if "error" in line.lower() or "fail" in line.lower()]
+    detail = "; ".join(dict.fromkeys((errors or list(_log))[-3:]))
+    return f"{what}: {detail}"[:500] if detail else what
+
+
+def _log_tells_of_memory() -> bool:
+    text = " ".join(_log).lower()
+    return any(word in text for word in ("alloc", "out of memory", "memory", "buffer"))

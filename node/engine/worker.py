@@ -1,0 +1,185 @@
+"""The worker process: reads commands from stdin, runs the engine loop, writes reports to stdout.
+
+Started as `python -m node.engine.worker` by the supervisor, which sets the OpenMP variables in
+its environment before llama.cpp loads. It ends when stdin ends, so it never outlives the daemon.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+from node.engine import frames
+from node.engine.core import EngineCore
+from node.engine.llama import LoadError
+from node.engine.messages import (
+    Cancel,
+    Command,
+    Detokenize,
+    Fail,
+    Load,
+    LoadFailed,
+    Ready,
+    Reply,
+    Report,
+    StatsRequest,
+    Submit,
+    Tokenize,
+)
+from node.engine.request import Request
+from node.hardware import OthersLoad, detect_hardware
+
+logger = logging.getLogger(__name__)
+
+_THREADS_EVERY_S = 1.0
+
+
+class Pipe:
+    """Reports out; any thread may send."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def send(self, report: Report) -> None:
+        data = frames.encode(report)
+        with self._lock:
+            self._stream.write(data)
+            self._stream.flush()
+
+
+class ThreadPlan:
+    """Follows the machine's load: threads = cores less those that other programs keep busy.
+
+    More threads than free cores make every step wait for the slowest of them.
+    """
+
+    def __init__(self, fixed: int | None) -> None:
+        self._fixed = fixed
+        self._cores = max(1, detect_hardware().cpu_cores)
+        self._others = OthersLoad()
+        self._busy_cores = 0.0
+        self._next_look = 0.0
+
+    def threads(self) -> int:
+        if self._fixed is not None:
+            return self._fixed
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _THREADS_EVERY_S
+            self._busy_cores = self._others.busy_cores((os.getpid(),))
+        return max(1, self._cores - round(self._busy_cores))
+
+
+def main() -> int:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the daemon's business
+    commands, pipe = _take_over_stdio()
+    body = frames.read_frame(commands)
+    if body is None:
+        return 0
+    load = frames.decode_command(body)
+    assert isinstance(load, Load), "the first command must be Load"
+    plan = ThreadPlan(load.threads)
+    try:
+        core = EngineCore(load, plan.threads())
+    except LoadError as error:
+        pipe.send(LoadFailed("memory" if error.memory else "model", str(error)))
+        return 1
+    pipe.send(Ready(core.info))
+    actions: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+    threading.Thread(
+        target=_read_commands, args=(commands, core, pipe, actions), name="reader", daemon=True
+    ).start()
+    _run(core, pipe, actions, plan)
+    return 0
+
+
+def _take_over_stdio() -> tuple[BinaryIO, Pipe]:
+    """The pipe for ourselves; whatever a library prints goes to stderr."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    commands = os.fdopen(os.dup(0), "rb")
+    return commands, Pipe(out)
+
+
+def _run(
+    core: EngineCore,
+    pipe: Pipe,
+    actions: queue.SimpleQueue[Callable[[], None] | None],
+    plan: ThreadPlan,
+) -> None:
+    while True:
+        # One step: drain messages, follow the load, compute, hand over.
+        try:
+            action = actions.get(block=not core.busy)
+            while True:
+                if action is None:
+                    return
+                action()
+                action = actions.get_nowait()
+        except queue.Empty:
+            pass
+        threads = plan.threads()
+        if threads != core.context.threads:
+            core.context.set_threads(threads)
+        step = core.step()
+        if step.deltas or step.finished or step.failed:
+            pipe.send(step)
+
+
+def _read_commands(
+    commands: BinaryIO,
+    core: EngineCore,
+    pipe: Pipe,
+    actions: queue.SimpleQueue[Callable[[], None] | None],
+) -> None:
+    """Reader thread: tokenises and compiles here, so that the engine loop does not wait."""
+    while (body := frames.read_frame(commands)) is not None:
+        action = _action(frames.decode_command(body), core, pipe)
+        if action is not None:
+            actions.put(action)
+    actions.put(None)
+
+
+def _action(command: Command, core: EngineCore, pipe: Pipe) -> Callable[[], None] | None:
+    match command:
+        case Submit():
+            prepared = _prepare(command, core)
+            return lambda: core.submit(prepared)
+        case Cancel(request_id):
+            return lambda: core.cancel(request_id)
+        case StatsRequest(call_id):
+            return lambda: pipe.send(core.stats(call_id))
+        case Tokenize(call_id, text, add_special, parse_special):
+            tokens = core.model.tokenize(text, add_special=add_special, parse_special=parse_special)
+            pipe.send(Reply(call_id, tuple(tokens.tolist())))
+        case Detokenize(call_id, token_ids):
+            data = b"".join(
+                core.model.piece(token, special=True)
+                for token in token_ids
+                if 0 <= token < core.model.n_vocab
+            )
+            pipe.send(Reply(call_id, text=data.decode("utf-8", errors="replace")))
+        case Load():
+            logger.error("a second Load was ignored")
+    return None
+
+
+def _prepare(submit: Submit, core: EngineCore) -> Request | Fail:
+    try:
+        return core.prepare(submit)
+    except Exception as error:  # one bad request must not end the reader for all others
+        logger.exception("request %d could not be prepared", submit.request_id)
+        return Fail(submit.request_id, "engine_error", f"the request was not understood: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
