@@ -58,7 +58,9 @@ class Pipe:
 class ThreadPlan:
     """Follows the machine's load: threads = cores less those that other programs keep busy.
 
-    More threads than free cores make every step wait for the slowest of them.
+    More threads than free cores make every step wait for the slowest of them. The daemon's own
+    work comes and goes with ours and is not counted; neither is a core that is busy by less than
+    two thirds.
     """
 
     def __init__(self, fixed: int | None) -> None:
@@ -74,8 +76,8 @@ class ThreadPlan:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _THREADS_EVERY_S
-            self._busy_cores = self._others.busy_cores((os.getpid(),))
-        return max(1, self._cores - round(self._busy_cores))
+            self._busy_cores = self._others.busy_cores((os.getpid(), os.getppid()))
+        return max(1, self._cores - int(self._busy_cores + 1 / 3))
 
 
 def main() -> int:
