@@ -268,7 +268,7 @@ class ModelPool:
             n_ctx=plan.n_ctx,
             n_batch=plan.n_batch,
             n_ubatch=plan.n_ubatch,
-            max_sequences=self._config.engine.max_sequences,
+            max_sequences=plan.max_sequences,
             gpu_layers=plan.gpu_layers,
             type_k=plan.type_k,
             type_v=plan.type_v,

@@ -59,7 +59,8 @@ class ReasoningDelta(NamedTuple):
     text: str
 
 
-class ToolCallStart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
     """First event of a call. `index` counts from 0 in the reply."""
 
     index: int
@@ -67,7 +68,8 @@ class ToolCallStart(NamedTuple):
     name: str
 
 
-class ToolCallArguments(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
     """The next piece of the call's arguments, as JSON text; concatenate by `index`."""
 
     index: int

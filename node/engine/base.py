@@ -26,7 +26,7 @@ __all__ = ["Engine", "GenerateRequest"]
 class GenerateRequest(msgspec.Struct, frozen=True):
     """One sequence to generate; see `messages.Submit` for the fields."""
 
-    prompt: tuple[str, ...] | tuple[int, ...]
+    prompt: tuple[str | int, ...]
     sampling: Sampling
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()

@@ -99,7 +99,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """
 
     request_id: int
-    prompt: tuple[str, ...] | tuple[int, ...]
+    prompt: tuple[str | int, ...]
     sampling: Sampling
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()

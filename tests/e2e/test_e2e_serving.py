@@ -21,7 +21,7 @@ from node.hardware import process_rss_bytes
 pytestmark = pytest.mark.model
 
 MODEL = "smollm2:135m"
-WEATHER = {
+WEATHER: Any = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -67,7 +67,7 @@ def test_a_streamed_tool_call_can_be_put_together(client: openai.OpenAI) -> None
     stream = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "What is the weather in Paris?"}],
-        tools=[WEATHER],  # type: ignore[list-item]
+        tools=[WEATHER],
         tool_choice="required",
         stream=True,
         temperature=0,
@@ -94,7 +94,7 @@ def test_n_choices_share_one_prompt(client: openai.OpenAI) -> None:
 
 
 def test_json_schema_output_validates(client: openai.OpenAI) -> None:
-    schema = {"name": "answer", "schema": WEATHER["function"]["parameters"]}  # type: ignore[index]
+    schema = {"name": "answer", "schema": WEATHER["function"]["parameters"]}
     reply = client.chat.completions.create(
         **ask(
             "Name a city as JSON.",

@@ -73,7 +73,8 @@ def run() -> Callable[..., list[Outcome]]:
                     tokens + list(delta.tokens),
                     logprobs + list(delta.logprobs),
                 )
-            for end in (*step.finished, *step.failed):
+            ends: list[Finish | Fail] = [*step.finished, *step.failed]
+            for end in ends:
                 text, tokens, logprobs = parts[end.request_id]
                 outcomes[end.request_id] = Outcome(text, tokens, end, logprobs)
             core.pool.check_integrity()
