@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 import socket
-import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from cli.client import DaemonClient
 from cli.output import size
-from cli.placement import plan_here
 from node.config import NodeConfig, load_config
 from node.errors import NodeError, Unavailable
 from node.hardware import detect_hardware, port_owner
 from node.models import ModelStore, check_gguf
 from node.paths import NodePaths
+from node.plan import llama_build, plan_here
 
 __all__ = ["Check", "run_checks"]
 
 _LOW_DISK_BYTES = 5 * 10**9
 _LOW_RAM_BYTES = 2 * 10**9
-_PROBE_TIMEOUT_S = 60
 _COMPILERS = ("c++", "g++", "clang++", "cl")
 
 
@@ -85,19 +80,9 @@ def _gpu() -> Check:
 
 def _llama_cpp() -> Check:
     """In a process of its own: neither this one nor the daemon ever loads the library."""
-    try:
-        process = subprocess.run(
-            [sys.executable, "-m", "node.engine.probe"],
-            cwd=Path(__file__).resolve().parent.parent,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PROBE_TIMEOUT_S,
-        )
-        about: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        about = {"error": "the probe ended without an answer"}
+    about = llama_build()
     if "error" in about:
-        return Check("llama.cpp", "fail", about["error"], "run packaging/bootstrap.py again")
+        return Check("llama.cpp", "fail", str(about["error"]), "run packaging/bootstrap.py again")
     offload = "with" if about["gpu_offload"] else "without"
     detail = f"llama-cpp-python {about['version']}, {offload} GPU support"
     lines = (str(about["system_info"]).strip(),)

@@ -17,6 +17,7 @@ __all__ = ["Conversation", "Turn"]
 class Turn:
     """One answer. `ttft_ms` is what this client saw; the rest is the daemon's own account."""
 
+    model: str
     text: str
     finish_reason: str
     prompt_tokens: int
@@ -28,7 +29,8 @@ class Turn:
 
     def summary(self) -> str:
         cached = f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens cached"
-        return f"{self.completion_tokens} tokens, {self.tokens_per_s:.1f} tokens/s, {cached}"
+        speed = f"{self.completion_tokens} tokens, {self.tokens_per_s:.1f} tokens/s"
+        return f"{self.model}: {speed}, {cached}"
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self.text = ""
+        self._model = ""
         self._sent_s = time.perf_counter()
         self._ttft_ms = 0.0
         self._finish_reason = ""
@@ -76,6 +79,7 @@ class _Answer:
 
     def pieces(self, chunks: Iterator[dict[str, Any]]) -> Iterator[str]:
         for chunk in chunks:
+            self._model = chunk.get("model") or self._model
             self._usage = chunk.get("usage") or self._usage
             self._timings = chunk.get("timings") or self._timings
             for choice in chunk["choices"]:
@@ -92,6 +96,7 @@ class _Answer:
         prompt_tokens = int(self._usage.get("prompt_tokens", 0))
         cached = int(self._usage.get("prompt_tokens_details", {}).get("cached_tokens", 0))
         return Turn(
+            self._model,
             self.text,
             self._finish_reason,
             prompt_tokens,

@@ -62,7 +62,7 @@ def demo(model: Model = "", as_json: Json = False) -> None:
         show, announce = (_silent, _announce_briefly) if as_json else (_show, _announce)
         done = list(steps(talk, text, show, announce))
     if as_json:
-        print_json({"model": talk.model, "steps": done, "totals": _totals(done)})
+        print_json({"model": done[-1].turn.model, "steps": done, "totals": _totals(done)})
     else:
         _print_summary(done)
 

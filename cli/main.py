@@ -56,7 +56,10 @@ def main() -> None:
     """Run a command; a library error becomes one line on stderr and its own exit code."""
     _speak_utf8()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except NodeError as error:
         _fail(error.message, error.exit_code)
     except BrokenPipeError:

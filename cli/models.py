@@ -79,10 +79,10 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a model: files, header, `--plan` its place here."""
-    from cli.placement import plan_here
     from node.config import load_config
     from node.models import check_gguf
     from node.paths import node_paths
+    from node.plan import plan_here
 
     config = load_config(node_paths().config_file).config
     found = _store().find(model)

@@ -19,16 +19,15 @@ from node.config import NodeConfig
 from node.engine.messages import Load, ModelInfo
 from node.engine.supervisor import EngineSupervisor
 from node.errors import Conflict, NodeError, NoSpace, NotFound, Unavailable
-from node.hardware import detect_hardware, process_rss_bytes
+from node.hardware import process_rss_bytes
 from node.models import (
     InstalledModel,
     ModelStore,
     PlacementPlan,
-    PlacementRequest,
     check_gguf,
-    plan_placement,
     smaller,
 )
+from node.plan import plan_here
 from router import decide
 
 __all__ = ["ModelPool"]
@@ -246,21 +245,11 @@ class ModelPool:
         return engine
 
     def _plan(self, model: InstalledModel) -> PlacementPlan:
-        engine = self._config.engine
-        limit = engine.memory_limit_bytes
+        limit = self._config.engine.memory_limit_bytes
         if limit is not None:
             plans = [s.plan for s in self._slots.values() if s.plan and s.loaded]
             limit = max(0, limit - sum(plan.ram_bytes for plan in plans))
-        request = PlacementRequest(
-            n_ctx=engine.n_ctx,
-            gpu_layers=engine.gpu_layers,
-            kv_type=engine.kv_type,
-            threads=engine.threads,
-            n_batch=engine.n_batch,
-            max_sequences=engine.max_sequences,
-            memory_limit_bytes=limit,
-        )
-        return plan_placement(check_gguf(model.path), detect_hardware(), request)
+        return plan_here(check_gguf(model.path), self._config.engine, limit)
 
     def _message(self, model: InstalledModel, plan: PlacementPlan) -> Load:
         return Load(

@@ -8,19 +8,18 @@ go to the configured server only. Bodies are read raw and capped, so nothing is 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import shutil
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
 from node.errors import NoSpace, SourceError
+from node.models.address import check_foreign, check_peer, host, origin
 
 if TYPE_CHECKING:
     import ssl
@@ -38,7 +37,7 @@ __all__ = [
 ]
 
 _MARGIN_BYTES = 512 * 2**20
-_CHUNK_BYTES = 256 * 2**10
+_PROGRESS_BYTES = 256 * 2**10
 _MAX_HOPS = 5
 _MAX_ATTEMPTS = 4
 _FIRST_WAIT_S = 0.5
@@ -57,23 +56,6 @@ class Progress(NamedTuple):
 
 OnProgress = Callable[[Progress], None]
 _T = TypeVar("_T")
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-# This machine, its link (cloud metadata among it), multicast, translated and reserved addresses.
-_NEVER = tuple(
-    map(
-        ipaddress.ip_network,
-        "0.0.0.0/8 127.0.0.0/8 169.254.0.0/16 224.0.0.0/3"
-        " ::/127 64:ff9b::/32 2002::/16 fe80::/10 ff00::/8".split(),
-    )
-)
-_PRIVATE = tuple(
-    map(
-        ipaddress.ip_network,
-        "10.0.0.0/8 100.64.0.0/10 172.16.0.0/12 192.168.0.0/16 198.18.0.0/15 fc00::/7".split(),
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +156,9 @@ class Source:
                 try:
                     return action(client)
                 except httpx.InvalidURL as error:
-                    raise SourceError(f"{_host(self.endpoint)} sent a bad address") from error
+                    raise SourceError(f"{host(self.endpoint)} sent a bad address") from error
                 except (httpx.TransportError, _BrokenOffError) as error:
-                    if done_bytes() >= reached + _CHUNK_BYTES:
+                    if done_bytes() >= reached + _PROGRESS_BYTES:
                         attempt, reached = 0, done_bytes()
                     attempt += 1
                     if attempt == _MAX_ATTEMPTS:
@@ -186,21 +168,21 @@ class Source:
 
     def _unreachable(self, reason: str) -> SourceError:
         return SourceError(
-            f"{_host(self.endpoint)} cannot be reached ({reason}); is the network up?"
+            f"{host(self.endpoint)} cannot be reached ({reason}); is the network up?"
         )
 
     def _head(self, client: httpx.Client, url: str) -> Mapping[str, str]:
         for _ in range(_MAX_HOPS):
             with self._send(client, "HEAD", url, {}) as response:
                 where = _target(response, url)
-                if not response.is_redirect or _origin(where) != _origin(self.endpoint):
+                if not response.is_redirect or origin(where) != origin(self.endpoint):
                     self._check_status(response, redirect_is_fine=True)
                     return response.headers
                 # The hub says what a file is on the way to a storage path of its own.
                 if "x-linked-etag" in response.headers:
                     return response.headers
                 url = where
-        raise SourceError(f"{_host(self.endpoint)} redirects in a circle")
+        raise SourceError(f"{host(self.endpoint)} redirects in a circle")
 
     def _append(
         self, client: httpx.Client, file: RemoteFile, partial: Path, report: OnProgress
@@ -269,19 +251,19 @@ class Source:
                     yield response
                     return
                 url = _target(response, url)
-        raise SourceError(f"{_host(self.endpoint)} redirects in a circle")
+        raise SourceError(f"{host(self.endpoint)} redirects in a circle")
 
     @contextmanager
     def _send(
         self, client: httpx.Client, method: str, url: str, headers: Mapping[str, str]
     ) -> Iterator[httpx.Response]:
-        own = _origin(url) == _origin(self.endpoint)
+        own = origin(url) == origin(self.endpoint)
         if not own:
-            _check_foreign(url, self.endpoint)
+            check_foreign(url, self.endpoint)
         extra = {**headers, **(self.headers if own else {})}
         with client.stream(method, url, headers=extra) as response:
             if not own:
-                _check_peer(response, self.endpoint)
+                check_peer(response, self.endpoint)
             yield response
 
     def _check_status(self, response: httpx.Response, redirect_is_fine: bool = False) -> None:
@@ -290,10 +272,10 @@ class Source:
             return
         if status == 429 or status >= 500:
             after = response.headers.get("retry-after", "")
-            reason = f"{_host(str(response.url))} answered {status}"
+            reason = f"{host(str(response.url))} answered {status}"
             raise _BrokenOffError(reason, float(after) if after.isdecimal() else None)
         told = self.explain(response)
-        raise SourceError(told or f"{_host(str(response.url))} refused with status {status}")
+        raise SourceError(told or f"{host(str(response.url))} refused with status {status}")
 
 
 def need_space(folder: Path, n_bytes: int, what: str) -> None:
@@ -335,13 +317,14 @@ def _broken_off(file: RemoteFile, partial: Path, reason: str) -> SourceError:
 def _capped(response: httpx.Response, limit_bytes: int) -> Iterator[bytes]:
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise SourceError(f"{_host(str(response.url))} sent {encoding} data that was not asked for")
+        raise SourceError(f"{host(str(response.url))} sent {encoding} data that was not asked for")
     seen = 0
-    for chunk in response.iter_raw(_CHUNK_BYTES):
+    # In the pieces the network brings: a larger buffer would lose its content when it breaks off.
+    for chunk in response.iter_raw():
         seen += len(chunk)
         if seen > limit_bytes:
             raise SourceError(
-                f"{_host(str(response.url))} sent more than the {human_bytes(limit_bytes)} expected"
+                f"{host(str(response.url))} sent more than the {human_bytes(limit_bytes)} expected"
             )
         yield chunk
 
@@ -377,84 +360,6 @@ def _certificates() -> ssl.SSLContext | bool:
 
 def _target(response: httpx.Response, url: str) -> str:
     try:
-        return urljoin(url, response.headers.get("location", ""))
+        return urljoin(url, str(response.headers.get("location", "")))
     except ValueError as error:
-        raise SourceError(f"{_host(url)} redirects to no address at all") from error
-
-
-def _origin(url: str) -> tuple[str, str, int | None]:
-    try:
-        parts = urlsplit(url)
-        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError as error:
-        raise SourceError("the server sent an address that is none") from error
-    return parts.scheme, (parts.hostname or "").rstrip(".").lower(), port
-
-
-def _host(url: str) -> str:
-    return _origin(url)[1] or "the server"
-
-
-def _check_foreign(url: str, endpoint: str) -> None:
-    """A server may send us to another one, but not off https and not into this machine.
-
-    Into a private network only when the configured server is in one itself.
-    """
-    scheme, host, port = _origin(url)
-    if scheme not in ("http", "https") or (scheme == "http" and endpoint.startswith("https:")):
-        raise SourceError(f"{_host(endpoint)} redirects to a {scheme or 'nameless'} address")
-    literal = _address(host)
-    if literal is None and _through_proxy(scheme, host):
-        return  # the proxy resolves the name, and sits where such addresses mean nothing to us
-    for address in [literal] if literal else _resolve(host, port):
-        _check_address(address, host, endpoint)
-
-
-def _check_peer(response: httpx.Response, endpoint: str) -> None:
-    """The name was checked before; this is the address that was really connected to."""
-    scheme, host, _ = _origin(str(response.url))
-    stream = response.extensions.get("network_stream")
-    peer = stream.get_extra_info("server_addr") if stream is not None else None
-    address = _address(peer[0]) if peer else None
-    if address is not None and not _through_proxy(scheme, host):
-        _check_address(address, host, endpoint)
-
-
-def _check_address(address: _Address, host: str, endpoint: str) -> None:
-    address = getattr(address, "ipv4_mapped", None) or address
-    if _is_in(address, _NEVER):
-        raise SourceError(f"refused to be sent to {host}: it is no address of the public network")
-    if _is_in(address, _PRIVATE) and not _is_private(endpoint):
-        raise SourceError(f"refused to be sent to {host}: it is in a private network")
-
-
-def _is_private(endpoint: str) -> bool:
-    _, host, port = _origin(endpoint)
-    literal = _address(host)
-    return any(_is_in(a, _PRIVATE) for a in ([literal] if literal else _resolve(host, port)))
-
-
-def _is_in(address: _Address, networks: Sequence[_Network]) -> bool:
-    return any(address.version == net.version and address in net for net in networks)
-
-
-def _address(host: str) -> _Address | None:
-    try:
-        return ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-
-
-def _resolve(host: str, port: int | None) -> list[_Address]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise SourceError(f"the name {host} cannot be resolved; is the network up?") from error
-    return [a for info in found if (a := _address(str(info[4][0]))) is not None]
-
-
-def _through_proxy(scheme: str, host: str) -> bool:
-    from urllib.request import getproxies, proxy_bypass
-
-    proxies = getproxies()
-    return bool(proxies.get(scheme) or proxies.get("all")) and not proxy_bypass(host)
+        raise SourceError(f"{host(url)} redirects to no address at all") from error

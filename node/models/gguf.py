@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from node.errors import BadModelFile
-from node.models.header import ArrayInfo, GGUFHeader, MetaValue, Scalar, TensorInfo, brief
+from node.models.header import ArrayInfo, GGUFHeader, MetaValue, TensorInfo, brief
 
 __all__ = ["read_header", "split_paths"]
 
@@ -159,11 +159,8 @@ class _Parser:
         kind = self._number("I")
         if kind == _ARRAY:
             return self._array(key)
-        return self._scalar(key, kind, _MAX_STRING_BYTES)
-
-    def _scalar(self, key: str, kind: int, max_bytes: int) -> Scalar:
         if kind == _STRING:
-            return self._string(max_bytes, key)
+            return self._string(_MAX_STRING_BYTES, key)
         if kind not in _FIXED:
             raise BadModelFile(f"metadata {brief(key)} has unknown type {kind}")
         (value,) = struct.unpack(f"<{_FIXED[kind]}", self._take(struct.calcsize(_FIXED[kind])))
@@ -181,7 +178,10 @@ class _Parser:
         self._check_count(f"items of {brief(key)}", count, width, self._end)
         if count <= _MAX_KEPT_ITEMS and not key.startswith("tokenizer."):
             self._keep(8 * count)
-            return [self._scalar(key, kind, _MAX_ITEM_BYTES) for _ in range(count)]
+            if kind == _STRING:
+                return [self._string(_MAX_ITEM_BYTES, key) for _ in range(count)]
+            values = struct.unpack(f"<{count}{_FIXED[kind]}", self._take(width * count))
+            return [bool(v) for v in values] if kind == _BOOL else list(values)
         if kind == _STRING:
             self._skip_strings(key, count)
         else:

@@ -339,7 +339,7 @@ def _sum_line(device: str, part: _Part, budget: int) -> str:
         (part.kv, "KV"),
         (part.state, "state"),
         (part.compute, "compute"),
-        (part.base, "process"),
+        (part.base, "process" if device == "RAM" else "driver"),
     )
     text = " + ".join(f"{human_bytes(n)} {what}" for n, what in terms if n)
     return f"{device}: {text} = {human_bytes(sum(part))} of {human_bytes(budget)} after the margin"

@@ -19,7 +19,7 @@ from node.errors import BadModelFile, NotFound
 from node.models.gguf import read_header
 from node.models.header import GGUFHeader
 
-__all__ = ["check_gguf"]
+__all__ = ["check_gguf", "limit_this_process"]
 
 _MEMORY_BYTES = 2**30
 _CPU_S = 20
@@ -52,7 +52,7 @@ def check_gguf(path: Path) -> GGUFHeader:
 
 def main(arguments: list[str]) -> int:
     """The child. Writes the header, or the reason why there is none, as msgpack."""
-    _limit()
+    limit_this_process()
     try:
         answer = msgspec.msgpack.encode(read_header(Path(arguments[0])))
         code = 0
@@ -91,7 +91,8 @@ def _ask_child(path: Path) -> GGUFHeader:
     return msgspec.msgpack.decode(done.stdout, type=GGUFHeader)
 
 
-def _limit() -> None:
+def limit_this_process() -> None:
+    """Cap memory and CPU time, as far as the platform has such caps."""
     try:
         import resource
     except ImportError:  # Windows has no such limits; the parent's clock still holds

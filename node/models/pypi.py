@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from base64 import b64encode
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -193,13 +194,20 @@ def _explain(response: Any) -> str | None:
     return None
 
 
-def _indexes() -> list[str]:
-    """The index addresses pip would use, first the main one; only those on the network."""
-    settings = _pip_settings()
-    found = [os.environ.get("PIP_INDEX_URL") or settings.get("index-url") or _DEFAULT_INDEX]
-    extra = os.environ.get("PIP_EXTRA_INDEX_URL") or settings.get("extra-index-url") or ""
-    found += extra.split()
-    return [url for url in found if url.startswith(("https://", "http://"))]
+def _indexes() -> Iterator[str]:
+    """The index addresses pip would use, the main one first; only those on the network."""
+    main, extra = os.environ.get("PIP_INDEX_URL"), os.environ.get("PIP_EXTRA_INDEX_URL")
+    if main:
+        # Often this is all that is needed, and asking pip takes a second.
+        yield from _on_the_network(main)
+    settings = {} if main and extra else _pip_settings()
+    if not main:
+        yield from _on_the_network(settings.get("index-url", _DEFAULT_INDEX))
+    yield from _on_the_network(extra or settings.get("extra-index-url", ""))
+
+
+def _on_the_network(urls: str) -> list[str]:
+    return [url for url in urls.split() if url.startswith(("https://", "http://"))]
 
 
 def _pip_settings() -> dict[str, str]:

@@ -104,6 +104,7 @@ def _install(store: ModelStore, wanted: Wanted, report: OnProgress) -> Installed
         return store.add(
             wanted.name, files, origin=source.origin, licence=header.licence, in_place=True
         )
+    store.forget_old_partials()
     staging = store.partial / f"{folder_name(wanted.name)}.files"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True, mode=0o700)

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _MANIFEST = "model.json"
 _FORMAT = 1
+_PARTIAL_AGE_S = 7 * 24 * 3600
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,200}\.gguf", re.IGNORECASE)
 
 
@@ -57,11 +58,12 @@ _Models = list[InstalledModel]
 
 
 class ModelStore:
-    """Models under `paths.models`. Holds no state but the folder, so any number may be open."""
+    """Models under `paths.models`. The folder is the state, so any number may be open."""
 
     def __init__(self, paths: NodePaths, *, discover: bool = True) -> None:
         self.root = paths.models
         self._discover = discover
+        self._warned: set[str] = set()
 
     def __repr__(self) -> str:
         return f"ModelStore({self.root})"
@@ -168,6 +170,12 @@ class ModelStore:
                 raise Conflict(f"{name} is being pulled by another process; wait for it")
             yield
 
+    def forget_old_partials(self) -> None:
+        """Remove downloads that nobody came back for."""
+        for partial in self.partial.glob("*.part"):
+            if time.time() - partial.stat().st_mtime > _PARTIAL_AGE_S:
+                partial.unlink(missing_ok=True)
+
     def _folder(self, name: str) -> Path:
         return self.root / folder_name(name)
 
@@ -178,9 +186,14 @@ class ModelStore:
                 continue
             try:
                 models.append(self._read(manifest.parent))
-            except (OSError, ValueError, KeyError, TypeError, NodeError) as error:
-                logger.warning("model folder %s is left out: %s", manifest.parent.name, error)
+            except (OSError, ValueError, LookupError, TypeError, NodeError) as error:
+                self._warn_once(manifest.parent.name, error)
         return models
+
+    def _warn_once(self, folder: str, error: Exception) -> None:
+        if folder not in self._warned:
+            self._warned.add(folder)
+            logger.warning("model folder %s is left out: %s", folder, error)
 
     def _read(self, folder: Path) -> InstalledModel:
         data = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))

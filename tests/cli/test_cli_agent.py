@@ -25,7 +25,7 @@ class ScriptedClient:
     def chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         self.bodies.append({**body, "messages": list(body["messages"])})
         for piece in self._pieces:
-            yield {"choices": [{"delta": {"content": piece}}]}
+            yield {"model": "tiny", "choices": [{"delta": {"content": piece}}]}
         if self._error is not None:
             raise self._error
         yield {"choices": [{"delta": {}, "finish_reason": "stop"}]}
@@ -62,7 +62,8 @@ def test_a_turn_is_added_to_the_conversation_with_its_account() -> None:
     shown: list[str] = []
     turn = talk.say("Hi", shown.append)
     assert shown == ["Hel", "lo"]
-    assert (turn.text, turn.cached_tokens, turn.computed_tokens) == ("Hello", 7, 3)
+    assert (turn.model, turn.text) == ("tiny", "Hello")
+    assert (turn.cached_tokens, turn.computed_tokens) == (7, 3)
     assert talk.messages[-1] == {"role": "assistant", "content": "Hello"}
     assert client.bodies[0]["temperature"] == 0
 

@@ -49,7 +49,7 @@ def test_the_demo_reuses_each_step_in_the_next(daemon_ingle: Any) -> None:
     done = daemon_ingle("demo", "--json")
     report = json.loads(done.stdout)
     turns = [step["turn"] for step in report["steps"]]
-    assert len(turns) >= 4
+    assert len(turns) >= 4 and report["model"] == MODEL
     for before, after in zip(turns, turns[1:], strict=False):
         assert after["cached_tokens"] >= before["prompt_tokens"]
     assert report["totals"]["cached_tokens"] == sum(turn["cached_tokens"] for turn in turns)

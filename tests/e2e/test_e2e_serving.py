@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import openai
-
 import pytest
 
 from node.hardware import process_rss_bytes

@@ -92,6 +92,19 @@ def with_keys(**changes: object) -> tuple[bytes, ...]:
     return tuple(pair(key, value) for key, value in merged.items() if value is not None)
 
 
+def write_split(folder: Path, count: int = 2, total: int = 2, second: int = 1) -> Path:
+    """A model in two parts, which may contradict each other; returns the first."""
+    for number, part_tensor in enumerate(TENSORS[:2]):
+        name = folder / f"m-{number + 1:05}-of-{count:05}.gguf"
+        size = (768, 8192)[number]
+        entry = part_tensor if number == 0 else tensor("blk.0.attn_k.weight", (64, 32))
+        keys = with_keys(
+            split__no=second if number else 0, split__count=count, split__tensors__count=total
+        )
+        GGUFBytes(keys=keys, tensors=(entry,), data_bytes=size).write(name)
+    return folder / f"m-00001-of-{count:05}.gguf"
+
+
 def known_header(
     architecture: str,
     *,
