@@ -37,7 +37,7 @@ def serve(
     from node.paths import node_paths
 
     paths = node_paths()
-    loaded = load_config(paths.config_file, _flags(host, port, settings))
+    loaded = load_config(paths.config_file, _flags(host, port, settings, model))
     # Only now: it is by far the slowest import, and a wrong flag should be told at once.
     from node import daemon
 
@@ -61,7 +61,7 @@ def up(
     from node.paths import node_paths
 
     paths = node_paths()
-    flags = _flags(host, port, settings)
+    flags = _flags(host, port, settings, model)
     config = load_config(paths.config_file, flags).config
     arguments = [f"--set={key}={value}" for key, value in flags.items()]
     arguments += [f"--model={model}"] if model else []
@@ -83,8 +83,10 @@ def down() -> None:
     print("Stopped." if stop(node_paths()) else "It was not running.")
 
 
-def _flags(host: str, port: str, settings: list[str]) -> dict[str, str]:
+def _flags(host: str, port: str, settings: list[str], model: str) -> dict[str, str]:
     flags = parse_settings(settings)
+    if model:
+        flags["models.default"] = model
     if host:
         flags["api.host"] = host
     if port:

@@ -171,7 +171,8 @@ def _read_file(file: Path | None) -> dict[str, Any]:
 
 
 def _cast(name: str, raw: Any, hint: Any, metadata: Mapping[str, Any], source: str) -> Any:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    kinds = typing.get_args(hint) if union else (hint,)
     optional = type(None) in kinds
     kind = next(k for k in kinds if k is not type(None))
     if optional and isinstance(raw, str) and raw.lower() in ("", "none", "auto"):

@@ -6,6 +6,7 @@ there are.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -117,11 +118,8 @@ def _position(route: str) -> int:
 
 
 def _default(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f"`{', '.join(value)}`" if isinstance(value, tuple) and value else f"`{value!r}`"
+    """As one would write it in config.toml."""
+    return "-" if value is None else f"`{json.dumps(value)}`"
 
 
 def main() -> int:
