@@ -18,6 +18,9 @@ __all__ = ["Pace", "Run", "Scheduler"]
 _GROWTH_MARGIN_TOKENS = 64
 _WORTH_WAITING_TOKENS = 32
 _MIN_CHUNK_TOKENS = 16
+_FULL_SPEED_CHUNK_TOKENS = 64  # kernels lose throughput on shorter and on odd chunks
+_FIRST_CHUNK_TOKENS = 128  # before anything has been measured
+_MAX_STEP_S = 0.5
 _LOOK_AHEAD = 32  # waiting requests tried a step when the first ones do not fit
 
 
@@ -45,10 +48,18 @@ class Pace:
                 self._prefill_token_s, max(rest_s, 0.0) / n_prefill_tokens
             )
 
-    def chunk_tokens(self) -> int:
-        """Prompt tokens that fit beside decoding requests without breaking their gap."""
+    def chunk_tokens(self, decoding: bool) -> int:
+        """Prompt tokens for one step.
+
+        Beside decoding requests as many as their gap allows. Without any, as many as keep the
+        step short enough for new and cancelled requests to be noticed; on a GPU that is a whole
+        batch.
+        """
         if self._prefill_token_s == 0:
-            return 8 * _MIN_CHUNK_TOKENS
+            return _FIRST_CHUNK_TOKENS
+        if not decoding:
+            blocks = int(_MAX_STEP_S / self._prefill_token_s) // _FULL_SPEED_CHUNK_TOKENS
+            return max(1, blocks) * _FULL_SPEED_CHUNK_TOKENS
         gap_s = max(self._token_gap_s, 2 * self._decode_step_s)
         return max(_MIN_CHUNK_TOKENS, int((gap_s - self._decode_step_s) / self._prefill_token_s))
 
@@ -101,9 +112,7 @@ class Scheduler:
         for request in [r for r in self.running if r.decoding]:
             if request.status is RequestStatus.RUNNING and self._extend(request, 1, runs):
                 runs.append(Run(request, 1))
-        budget = self._n_batch - len(runs)
-        if runs:
-            budget = min(budget, self._pace.chunk_tokens())
+        budget = min(self._n_batch - len(runs), self._pace.chunk_tokens(decoding=bool(runs)))
         for request in [r for r in self.running if not r.decoding and not _in(r, runs)]:
             n = min(request.n_pending, budget)
             if n and request.status is RequestStatus.RUNNING and self._extend(request, n, runs):
