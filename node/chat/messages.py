@@ -188,8 +188,9 @@ def _systems(messages: Sequence[Message], where: str) -> list[Message]:
         return list(messages)
     moved: list[Message] = []
     pending: list[str] = []
+    first_stays = where == "first" and any(m["role"] != "system" for m in messages)
     for i, message in enumerate(messages):
-        if message["role"] == "system" and not (i == 0 and where == "first"):
+        if message["role"] == "system" and not (i == 0 and first_stays):
             pending.append(message["content"])
         elif message["role"] == "user" and pending:
             moved.append({**message, "content": "\n\n".join([*pending, message["content"]])})

@@ -33,6 +33,7 @@ class SpecialTokens:
                 lengths.append(len(text))
         self._beginnings = frozenset(t[:n] for t in self._texts for n in range(1, len(t)))
         self._longest = max(map(len, self._texts), default=0)
+        self._all = "\0".join(self._texts)
         self._ends = frozenset(
             t[i:] for t in self._texts for i in range(1, len(t) - 1) if not t[i:].isalnum()
         )
@@ -67,7 +68,7 @@ class SpecialTokens:
         if any(head[:n] in self._ends for n in range(2, len(head) + 1)):
             yield 1
         elif len(text) > 1 and not text.isalnum() and len(text) < self._longest:
-            if any(text in special for special in self._texts):
+            if text in self._all:
                 yield 1
 
 

@@ -21,7 +21,7 @@ from jinja2.runtime import Context, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-__all__ = ["Budget", "Environment", "TemplateLimit", "bound_work", "pay", "weigh"]
+__all__ = ["Budget", "Environment", "TemplateLimit", "bound_work", "pay", "text_size", "weigh"]
 
 _MAX_INT_BITS = 4096
 _CLOCK_EVERY = 64
@@ -31,6 +31,11 @@ _STR_METHODS = frozenset(
     " islower isnumeric isspace istitle isupper join lower lstrip partition removeprefix"
     " removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines startswith"
     " strip swapcase title upper".split()
+)
+# Those that look at the text and make none.
+_LOOKING = frozenset(
+    "count endswith find index isalnum isalpha isdecimal isdigit islower isnumeric isspace istitle"
+    " isupper rfind rindex startswith".split()
 )
 # Filters that can make much out of little and that no chat template needs.
 _NO_FILTERS = "batch center filesizeformat format pprint random slice striptags urlize wordwrap"
@@ -179,7 +184,7 @@ class Environment(ImmutableSandboxedEnvironment):
             if re.search(r"\d{4}|\{[^{}]*\{", template):
                 raise SecurityError("widths and nested fields are not allowed in format()")
             weigh((args, kwargs))
-            pay(len(template) * max(1, _text_size((args, kwargs))))
+            pay(len(template) * max(1, text_size((args, kwargs))))
             return wrapped(*args, **kwargs)
 
         return formatted
@@ -282,7 +287,7 @@ def _check_str_method(owner: str, name: str, args: tuple[Any, ...]) -> None:
             pay(len(args[0]) * (1 + len(owner)))
         weigh(args[0])
         return
-    pay(len(owner))
+    pay(len(owner) // 64 + 1 if name in _LOOKING else len(owner))
     if name == "replace" and len(args) >= 2:
         pay(owner.count(str(args[0])) * len(str(args[1])))
 
@@ -311,7 +316,7 @@ def _check_modulo(left: Any, right: Any) -> None:
         if re.search(r"\d{4}|\*", left):
             raise SecurityError("widths are not allowed in a % format")
         weigh(right)
-        pay(len(left) * max(1, _text_size(right)))
+        pay(len(left) * max(1, text_size(right)))
 
 
 def _check_int(left: Any, right: Any) -> None:
@@ -324,13 +329,13 @@ def _too_large() -> NoReturn:
     raise TemplateLimit("it computes with numbers that are too large")
 
 
-def _text_size(value: Any) -> int:
-    """Rough size of the texts in a call's arguments; fields may name one several times."""
+def text_size(value: Any) -> int:
+    """Characters in a nested value, and one for each other leaf."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(map(_text_size, value.values()))
-    return sum(map(_text_size, value)) if isinstance(value, (list, tuple)) else 1
+        return sum(map(text_size, value.values()))
+    return sum(map(text_size, value)) if isinstance(value, (list, tuple)) else 1
 
 
 _BINOP_CHECKS: Mapping[str, Callable[[Any, Any], None]] = {

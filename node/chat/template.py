@@ -13,12 +13,14 @@ from typing import Any
 
 import jinja2
 
-from node.chat.sandbox import Budget, Environment, TemplateLimit, bound_work, pay, weigh
+from node.chat.sandbox import Budget, Environment, TemplateLimit, bound_work, pay, text_size, weigh
 
 __all__ = ["ChatTemplate", "TemplateError", "TemplateRefused"]
 
 _MAX_SOURCE_CHARS = 512 * 1024
-_MAX_STEPS = 64 * 2**20
+_MAX_STEPS = 32 * 2**20
+# Templates handle each text of a conversation more than once.
+_STEPS_PER_INPUT_CHAR = 24
 _MAX_CPU_S = 2.0
 _ADDRESS = re.compile(r"\s*(at )?0x[0-9a-fA-F]+")
 
@@ -62,7 +64,8 @@ class ChatTemplate:
             TemplateError: it failed, or used more than it may.
         """
         try:
-            with bound_work(Budget(cpu_s, _MAX_STEPS)):
+            steps = _MAX_STEPS + _STEPS_PER_INPUT_CHAR * text_size(variables)
+            with bound_work(Budget(cpu_s, steps)):
                 return Environment.concat(self._template.generate(variables))
         except TemplateError:
             raise

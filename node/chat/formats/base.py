@@ -66,30 +66,20 @@ class Syntax:
 
 
 class TextParser:
-    """A reply in which nothing is looked for. `skip` is dropped from its beginning."""
-
-    def __init__(self, skip: str = "") -> None:
-        self._skip = skip
-        self._held = ""
+    """A reply in which nothing is looked for."""
 
     def feed(self, text: str) -> list[OutputEvent]:
-        if self._skip:
-            self._held += text
-            if self._skip.startswith(self._held):
-                return []
-            text, self._held = self._held.removeprefix(self._skip), ""
-            self._skip = ""
         return [TextDelta(text)] if text else []
 
     def finish(self) -> list[OutputEvent]:
-        held, self._held = self._held, ""
-        return [TextDelta(held)] if held and held != self._skip else []
+        return []
 
 
 class BodyParser:
     """A reply that may hold calls of `tools` in any of the syntaxes.
 
-    White space around calls belongs to the format and is dropped. Calls beyond `max_calls` are
+    White space around calls belongs to the format: an empty line takes its place between texts.
+    Calls beyond `max_calls` are
     dropped, as the client has asked for no more.
     """
 
@@ -109,6 +99,7 @@ class BodyParser:
         self._start = ""
         self._first = True
         self._after_call = False
+        self._spoke = False
         self._n_calls = 0
 
     def feed(self, text: str) -> list[OutputEvent]:
@@ -199,10 +190,13 @@ class BodyParser:
         text, self._space = self._space + text, ""
         if self._after_call:
             text = text.lstrip()
+            if text and self._spoke:
+                text = "\n\n" + text
         if not text:
             return
         if text.strip():
             self._first = self._after_call = False
+            self._spoke = True
         events.append(TextDelta(text))
 
 

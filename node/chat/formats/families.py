@@ -149,12 +149,18 @@ def family_of(template: str, knows_tools: bool, architecture: str = "") -> Famil
     found = next((name for text, name in _TELLTALES if text in template), "generic")
     if found == "generic" and architecture.startswith("gemma"):
         found = "gemma"
-    if not knows_tools and found not in ("harmony", "gemma"):
-        # Such a model still reasons in its own way.
-        return _generic(FAMILIES[found])
-    return FAMILIES[found]
+    if knows_tools or found in ("harmony", "gemma"):
+        return FAMILIES[found]
+    return _generic(FAMILIES[found])
 
 
 def _generic(family: Family) -> Family:
+    """A model that is asked in our words may still answer in its own, and reasons in its own."""
     generic = FAMILIES["generic"]
-    return Family("generic", generic.syntaxes, generic.shape, reasoning=family.reasoning)
+    return Family(
+        "generic",
+        (*family.syntaxes, *generic.syntaxes),
+        generic.shape,
+        reasoning=family.reasoning,
+        markers_are_special=family.markers_are_special,
+    )
