@@ -31,6 +31,11 @@ class Device(Protocol):
         """Forget the positions from `start` on; false where the model cannot cut there."""
         ...
 
+    def can_resume(self, seq_id: int, position: int) -> bool:
+        """Whether all that a token at `position` looks at is still there: cells that have left
+        a sliding window are given to others."""
+        ...
+
 
 class Sequence:
     """Tokens whose KV is in the pool, in order. `live` ones are locked."""
@@ -109,7 +114,9 @@ class SequencePool:
         for sequence in self:
             n = common_prefix(sequence.tokens, tokens)
             whole = not sequence.live and n == sequence.n_tokens
-            if (self.can_fork or whole) and (n, whole) > best[:2]:
+            if not (self.can_fork or whole) or (n, whole) <= best[:2]:
+                continue
+            if self._device.can_resume(sequence.seq_id, n):
                 best = (n, whole, sequence)
         return best[2], best[0]
 
@@ -134,7 +141,8 @@ class SequencePool:
         if donor.live or n_cached < donor.n_tokens:
             if self._make_room(n_cells, 1, keep=donor):
                 return self._fork(donor, n_cached)
-            if donor.live:
+            freed_by_cut = self.cells.exclusive(donor.cells[n_cached:])
+            if donor.live or not self._within_reach(n_cells - freed_by_cut, donor):
                 return None
             self.truncate(donor, n_cached)
         if self._make_room(n_cells, 0, keep=donor):
@@ -214,15 +222,18 @@ class SequencePool:
         """Evict idle sequences, oldest first, until so many cells and ids are free."""
         if self.cells.free >= n_cells and len(self._free_ids) >= n_ids:
             return True
-        victims = [s for s in self._idle() if s is not keep]
-        # Shared cells make this an upper bound; it saves the cache from a hopeless request.
-        if self.cells.free + sum(s.n_tokens for s in victims) < n_cells:
+        if not self._within_reach(n_cells, keep):
             return False
-        for sequence in victims:
+        for sequence in [s for s in self._idle() if s is not keep]:
             self.drop(sequence)
             if self.cells.free >= n_cells and len(self._free_ids) >= n_ids:
                 return True
         return False
+
+    def _within_reach(self, n_cells: int, keep: Sequence | None) -> bool:
+        """Saves the cache from a hopeless request. Shared cells make this an upper bound."""
+        evictable = sum(s.n_tokens for s in self if not s.live and s is not keep)
+        return self.cells.free + evictable >= n_cells
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:

@@ -26,8 +26,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One installed model. `context_tokens` is the loaded window, else what the file was
-    trained for (None when unknown)."""
+    """One installed model. `context_tokens` is the loaded window; None while it is not loaded."""
 
     id: str
     created_s: int

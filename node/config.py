@@ -6,6 +6,7 @@ Precedence: flag > environment (`INGLE_SECTION_KEY`) > `config.toml` > default, 
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 import types
@@ -213,6 +214,6 @@ def _convert(raw: Any, kind: Any) -> Any:
     if kind is int and isinstance(raw, float):
         raise TypeError("must be a whole number")
     value = kind(raw)
-    if kind is float and value != value:
-        raise ValueError("must be a number")
+    if kind is float and not math.isfinite(value):
+        raise ValueError("must be a finite number")
     return value

@@ -73,6 +73,7 @@ class ModelPool:
         self._reaper: asyncio.Task[None] | None = None
         self._listing: tuple[float, dict[str, InstalledModel]] = (-_LISTING_AGE_S, {})
         self._closing = False
+        self._ending: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"ModelPool({', '.join(f'{k}: {s.in_use} in use' for k, s in self._slots.items())})"
@@ -92,13 +93,8 @@ class ModelPool:
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[LoadedModel]:
-        slot = self._slot(self.resolve(name))
-        slot.in_use += 1
-        try:
-            yield await self._loaded(slot)
-        finally:
-            slot.in_use -= 1
-            slot.last_used = time.monotonic()
+        async with self._held(self._slot(self.resolve(name))) as loaded:
+            yield loaded
 
     async def load(self, name: str, keep_alive_s: float | None = None) -> str:
         slot = self._slot(self.resolve(name))
@@ -106,9 +102,8 @@ class ModelPool:
             # The longest wish wins; 0 means never to unload.
             forever = 0 in (keep_alive_s, slot.keep_alive_s)
             slot.keep_alive_s = 0 if forever else max(keep_alive_s, slot.keep_alive_s)
-        await self._loaded(slot)
-        slot.last_used = time.monotonic()
-        return slot.model.name
+        async with self._held(slot) as loaded:
+            return loaded.id
 
     async def unload(self, name: str) -> str:
         model_id = self.resolve(name)
@@ -121,7 +116,7 @@ class ModelPool:
         return model_id
 
     async def states(self) -> list[ModelState]:
-        return [await self._state(model_id, slot) for model_id, slot in self._slots.items()]
+        return [await self._state(model_id, slot) for model_id, slot in list(self._slots.items())]
 
     async def close(self) -> None:
         self._closing = True
@@ -132,6 +127,7 @@ class ModelPool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(self._close(slot) for slot in list(self._slots.values())))
+        await asyncio.gather(*self._ending)
 
     def _installed(self, fresh: bool = False) -> dict[str, InstalledModel]:
         when, models = self._listing
@@ -185,6 +181,16 @@ class ModelPool:
         if self._reaper is None:
             self._reaper = asyncio.create_task(self._unload_expired())
         return self._slots[model_id]
+
+    @asynccontextmanager
+    async def _held(self, slot: _Slot) -> AsyncIterator[LoadedModel]:
+        """The model, loaded; what is held is not unloaded."""
+        slot.in_use += 1
+        try:
+            yield await self._loaded(slot)
+        finally:
+            slot.in_use -= 1
+            slot.last_used = time.monotonic()
 
     async def _loaded(self, slot: _Slot) -> LoadedModel:
         if slot.loaded is None:
@@ -271,7 +277,11 @@ class ModelPool:
         self._slots.pop(slot.model.name, None)
         slot.loaded = None
         if slot.engine is not None:
-            await slot.engine.close()
+            # Shielded: whoever asked may leave, and the worker must end all the same.
+            task = asyncio.create_task(slot.engine.close())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+            await asyncio.shield(task)
             logger.info("unloaded %s", slot.model.name)
 
     def _forget(self, slot: _Slot, error: NodeError) -> None:

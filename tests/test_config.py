@@ -64,6 +64,7 @@ def test_text_becomes_the_kind_of_the_key(key: str, text: str, value: Any) -> No
         ("engine.n_ctx", "-1"),
         ("models.discover", "perhaps"),
         ("sampling.temperature", "nan"),
+        ("engine.token_gap_ms", "inf"),
         ("engine.nctx", "1"),
     ],
 )

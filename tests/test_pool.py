@@ -15,6 +15,7 @@ from node.config import EngineConfig, NodeConfig
 from node.engine.base import GenerateRequest
 from node.engine.messages import Finish, Sampling
 from node.errors import Conflict, NoSpace, NotFound
+from node.hardware import process_rss_bytes
 from node.models import ModelStore, pull
 from node.paths import node_paths
 from node.pool import ModelPool
@@ -95,6 +96,19 @@ def test_an_idle_model_is_unloaded_after_its_keep_alive(store: ModelStore) -> No
     with_pool(store, check, keep_alive_s=0.3)
 
 
+def test_an_unload_that_is_given_up_ends_the_worker_all_the_same(store: ModelStore) -> None:
+    async def check(pool: ModelPool) -> None:
+        await pool.load("first:tiny")
+        pid = (await pool.states())[0].pid
+        unload = asyncio.create_task(pool.unload("first:tiny"))
+        await asyncio.sleep(0)
+        unload.cancel()
+        await pool.close()
+        assert pid is not None and process_rss_bytes(pid) is None
+
+    with_pool(store, check)
+
+
 def test_the_longest_keep_alive_wins_and_zero_means_for_ever(store: ModelStore) -> None:
     async def check(pool: ModelPool) -> None:
         await pool.load("first:tiny", keep_alive_s=500)
@@ -112,6 +126,18 @@ def test_two_models_fit_side_by_side(store: ModelStore) -> None:
         await pool.load("first:tiny")
         await pool.load("second:tiny")
         assert await loaded_ids(pool) == ["first:tiny", "second:tiny"]
+
+    with_pool(store, check)
+
+
+def test_the_states_can_be_read_while_another_model_starts_to_load(store: ModelStore) -> None:
+    async def check(pool: ModelPool) -> None:
+        await pool.load("first:tiny")
+        states = asyncio.create_task(pool.states())
+        await asyncio.sleep(0)
+        second = asyncio.create_task(pool.load("second:tiny"))
+        assert [state.id for state in await states] == ["first:tiny"]
+        await second
 
     with_pool(store, check)
 

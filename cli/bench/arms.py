@@ -25,7 +25,7 @@ from node.engine.supervisor import EngineSupervisor
 __all__ = ["Arm", "BareArm", "HttpArm", "Stream", "WorkerArm", "decode_rate"]
 
 PROMPT_TOKENS = 16
-_TOKEN_RANGE = (100, 40_000)
+_TOKEN_RANGE = (100, 30_000)  # in every vocabulary of size
 
 
 class Stream(NamedTuple):

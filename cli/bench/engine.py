@@ -173,23 +173,26 @@ def _private_daemon(model: InstalledModel) -> Iterator[Callable[[], int]]:
         }
         command = [sys.executable, "-m", "cli.main", "serve", "--home", folder, "--port", "0"]
         command += ["--model", model.name, *(f"--set={k}={v}" for k, v in options.items())]
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
+        output = Path(folder) / "serve.out"
+        with open(output, "wb") as file:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
         try:
-            yield lambda: _wait_for_port(process, paths.daemon_file)
+            yield lambda: _wait_for_port(process, paths.daemon_file, output)
         finally:
             process.terminate()
-            process.communicate()
+            process.wait()
 
 
-def _wait_for_port(process: subprocess.Popen[bytes], daemon_file: Path) -> int:
+def _wait_for_port(process: subprocess.Popen[bytes], daemon_file: Path, output: Path) -> int:
     deadline = time.monotonic() + _PORT_WAIT_S
     while time.monotonic() < deadline and process.poll() is None:
         if daemon_file.exists():
             return int(json.loads(daemon_file.read_text())["port"])
         time.sleep(0.1)
-    raise RuntimeError("the benchmark's daemon did not start")
+    last_words = output.read_text(errors="replace")[-500:]
+    raise RuntimeError(f"the benchmark's daemon did not start: {last_words}")
 
 
 @contextlib.contextmanager

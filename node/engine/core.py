@@ -112,8 +112,10 @@ class EngineCore:
             self._output.failed.append(prepared)
             return
         self._requests[prepared.id] = prepared
-        if prepared.submit.resume and (prepared.at_limit or prepared.text.stopped_by):
-            self._end(prepared, "stop" if prepared.text.stopped_by else "length")
+        # The window may have become smaller since: a restart tries smaller plans.
+        ended = self._reason_to_end(prepared) if prepared.submit.resume else None
+        if ended:
+            self._end(prepared, ended)
         else:
             self.scheduler.add(prepared)
 
@@ -238,7 +240,7 @@ class EngineCore:
         logits = self.context.logits(row)
         token = request.sampler.sample(logits)
         request.mark("first_token")
-        if self.model.is_eog(token) and not request.submit.ignore_eos:
+        if self.model.is_eog(token):  # with `ignore_eos` only where a grammar ends
             self._end(request, "stop")
             return
         n_top = request.submit.top_logprobs

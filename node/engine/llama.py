@@ -16,6 +16,7 @@ import llama_cpp.llama_cpp as ffi
 import numpy as np
 import numpy.typing as npt
 
+from node.engine.gbnf import GrammarError, check_gbnf
 from node.engine.messages import Load, ModelInfo, Sampling
 
 __all__ = [
@@ -35,8 +36,6 @@ Tokens = npt.NDArray[np.int32]
 _TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q4_0": 2}
 _DRY_BREAKERS = (b"\n", b":", b'"', b"*")
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-_MAX_REPETITIONS = 2000
-_MAX_GRAMMAR_BYTES = 256 * 1024
 
 _log: deque[str] = deque(maxlen=40)
 _alive: list[Any] = []  # objects that C code keeps a pointer to
@@ -52,10 +51,6 @@ class LoadError(Exception):
 
 class NoSlot(Exception):
     """`decode` found no free cells; nothing was computed."""
-
-
-class GrammarError(ValueError):
-    """A grammar or schema that llama.cpp cannot compile."""
 
 
 def build_info() -> dict[str, Any]:
@@ -219,6 +214,7 @@ class LlamaContext:
         self._handle: Any = handle
         self._memory: Any = ffi.llama_get_memory(handle)
         self._n_vocab = model.n_vocab
+        self._window_tokens = int(ffi.llama_model_n_swa(model.handle))
         self.n_ctx = int(ffi.llama_n_ctx(handle))
         self.n_batch = int(ffi.llama_n_batch(handle))
         self.n_sequences = load.max_sequences
@@ -276,6 +272,14 @@ class LlamaContext:
         """Forget positions from `start` on; false where the model cannot cut there."""
         return bool(ffi.llama_memory_seq_rm(self._memory, seq_id, start, -1))
 
+    def can_resume(self, seq_id: int, position: int) -> bool:
+        """False when window cells before `position` are gone: even with `swa_full` llama.cpp gives
+        a cell that only one sequence has, and that has left its window, to whoever comes next."""
+        if self._window_tokens == 0:
+            return True
+        oldest = int(ffi.llama_memory_seq_pos_min(self._memory, seq_id))
+        return oldest <= max(0, position - self._window_tokens)
+
 
 class SamplerChain:
     """The samplers of one request that only look at logits and accepted tokens."""
@@ -331,7 +335,7 @@ class Grammar:
     """A compiled GBNF grammar and how far the output has got in it."""
 
     def __init__(self, model: LlamaModel, gbnf: str, root: str = "root") -> None:
-        _check_gbnf(gbnf, root)
+        check_gbnf(gbnf, root)
         _log.clear()
         self._handle: Any = ffi.llama_sampler_init_grammar(
             model.vocab, gbnf.encode(), root.encode()
@@ -351,16 +355,6 @@ class Grammar:
         ffi.llama_sampler_free(self._handle)
 
 
-def _check_gbnf(gbnf: str, root: str) -> None:
-    if len(gbnf.encode()) > _MAX_GRAMMAR_BYTES:
-        raise GrammarError(f"the grammar is larger than {_MAX_GRAMMAR_BYTES} bytes")
-    if not re.search(rf"^{re.escape(root)}\s*::=", gbnf, re.MULTILINE):
-        raise GrammarError(f"the grammar has no rule {root!r}")
-    for bound in re.findall(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}", gbnf):
-        if any(len(n) > 6 or int(n or 0) > _MAX_REPETITIONS for n in bound):
-            raise GrammarError(f"a repetition is larger than {_MAX_REPETITIONS}")
-
-
 def _samplers(model: LlamaModel, s: Sampling) -> Iterable[Any]:
     if s.logit_bias:
         biases = (ffi.llama_logit_bias * len(s.logit_bias))(
@@ -368,13 +362,13 @@ def _samplers(model: LlamaModel, s: Sampling) -> Iterable[Any]:
         )
         yield ffi.llama_sampler_init_logit_bias(model.n_vocab, len(s.logit_bias), biases)
     if (s.repeat_penalty, s.frequency_penalty, s.presence_penalty) != (1.0, 0.0, 0.0):
-        last_n = s.repeat_last_n if s.repeat_last_n >= 0 else model.n_ctx_train
+        last_n = _look_back(model, s.repeat_last_n)
         yield ffi.llama_sampler_init_penalties(
             model.n_vocab, last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
         )
     if s.dry_multiplier > 0:
         breakers = (ctypes.c_char_p * len(_DRY_BREAKERS))(*_DRY_BREAKERS)
-        last_n = s.dry_penalty_last_n if s.dry_penalty_last_n >= 0 else model.n_ctx_train
+        last_n = _look_back(model, s.dry_penalty_last_n)
         yield ffi.llama_sampler_init_dry(
             model.vocab,
             s.dry_multiplier,
@@ -395,6 +389,11 @@ def _samplers(model: LlamaModel, s: Sampling) -> Iterable[Any]:
     if s.min_p > 0:
         yield ffi.llama_sampler_init_min_p(s.min_p, 1)
     yield ffi.llama_sampler_init_temp(s.temperature)
+
+
+def _look_back(model: LlamaModel, n_tokens: int) -> int:
+    """-1 means all. Bounded, because the samplers allocate as much as they are told."""
+    return min(n_tokens, model.n_ctx_train) if n_tokens >= 0 else model.n_ctx_train
 
 
 class _BufferOverride(ctypes.Structure):

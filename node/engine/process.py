@@ -97,18 +97,25 @@ class WorkerProcess:
         stream = self._process.stdout
         assert stream is not None
         buffer = bytearray()
-        while data := await stream.read(_READ_CHUNK_BYTES):
-            buffer += data
-            for report in _take_frames(buffer):
-                on_report(report)
+        try:
+            while data := await stream.read(_READ_CHUNK_BYTES):
+                buffer += data
+                for report in _take_frames(buffer):
+                    on_report(report)
+        except Exception:  # whatever it was, a worker that nobody hears must not live on
+            logger.exception("worker %d is not understood", self.pid)
+            self.kill()
         on_exit(await self._process.wait())
 
     async def _read_stderr(self) -> None:
         stream = self._process.stderr
         assert stream is not None
-        with contextlib.suppress(ValueError):  # a line longer than the limit ends the log, only
-            while line := await stream.readline():
-                text = line.decode(errors="replace").rstrip()
+        while not stream.at_eof():
+            try:
+                line = await stream.readline()
+            except ValueError:  # longer than the limit; unread, it would block the worker
+                continue
+            if text := line.decode(errors="replace").rstrip():
                 self._stderr_tail.append(text)
                 logger.debug("worker %d: %s", self.pid, text)
 

@@ -36,6 +36,7 @@ class Request:
         self.sequence: Sequence | None = None
         self.n_prompt = len(prompt)
         self.evaluated_prompt_tokens = 0
+        self.overtaken = 0  # later requests that were started while this one did not fit
         self.times = {"submitted": time.monotonic()}
         self._tokens = np.resize(prompt, len(prompt) + 256)
         self._n_tokens = len(prompt)
@@ -89,10 +90,11 @@ class Request:
         now = time.monotonic()
         admitted = self.times.get("admitted", now)
         first = self.times.get("first_token", now)
+        computed = min(self.evaluated_prompt_tokens, self.n_prompt)  # more after a preemption
         return Usage(
             prompt_tokens=self.n_prompt,
-            cached_tokens=max(0, self.n_prompt - self.evaluated_prompt_tokens),
-            computed_tokens=self.evaluated_prompt_tokens,
+            cached_tokens=self.n_prompt - computed,
+            computed_tokens=computed,
             completion_tokens=self.n_output,
             queued_s=admitted - self.times["submitted"],
             prefill_s=first - admitted,

@@ -157,10 +157,11 @@ class TokenSampler:
         if masked:
             assert self._constraint is not None
             self._constraint.mask(candidates)
-            if not np.isfinite(candidates.logits).any():
-                raise GrammarError("the grammar allows no token of this model's vocabulary here")
+            _check_any(candidates)
         if self._chain is not None:
             self._chain.apply(candidates)
+            if masked:
+                _check_any(candidates)  # penalties may have ruled out what the grammar allows
         ids, remaining = candidates.ids, candidates.logits
         if self._sampling.temperature <= 0:
             return int(ids[remaining.argmax()])
@@ -179,6 +180,7 @@ class TokenSampler:
 
 def token_logprob(model: LlamaModel, logits: Logits, token: int, n_top: int) -> TokenLogprob:
     """Log-probabilities before any sampler: of the token and of the `n_top` best."""
+    n_top = min(n_top, len(logits))
     largest = float(logits.max())
     log_total = largest + math.log(float(np.exp(logits - largest).sum(dtype=np.float64)))
     best = np.argpartition(logits, -n_top)[-n_top:] if n_top else np.empty(0, np.int64)
@@ -188,6 +190,11 @@ def token_logprob(model: LlamaModel, logits: Logits, token: int, n_top: int) -> 
         float(logits[token]) - log_total,
         tuple((model.piece(int(t), special=True), float(logits[t]) - log_total) for t in best),
     )
+
+
+def _check_any(candidates: Candidates) -> None:
+    if not np.isfinite(candidates.logits).any():
+        raise GrammarError("the grammar allows no token of this model's vocabulary here")
 
 
 def _pick(logits: Logits, uniform: float) -> int:

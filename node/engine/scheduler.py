@@ -22,6 +22,7 @@ _FULL_SPEED_CHUNK_TOKENS = 64  # kernels lose throughput on shorter and on odd c
 _FIRST_CHUNK_TOKENS = 128  # before anything has been measured
 _MAX_STEP_S = 0.5
 _LOOK_AHEAD = 32  # waiting requests tried a step when the first ones do not fit
+_MAX_OVERTAKEN = 64  # then nobody else starts until the request fits
 
 
 class Run(NamedTuple):
@@ -73,7 +74,7 @@ class Scheduler:
         self.preemptions = 0
         self._pool = pool
         self._n_batch = n_batch
-        self._max_running = max_running
+        self._max_running = min(max_running, n_batch)  # each may decode a token in every step
         self._pace = pace
 
     def add(self, request: Request) -> None:
@@ -87,8 +88,9 @@ class Scheduler:
             self.waiting.remove(request)
 
     def admit(self) -> None:
-        """Start waiting requests, oldest first. One that does not fit is skipped; one whose
-        prefix another request is just computing waits for it."""
+        """Start waiting requests, oldest first. One that does not fit is skipped, though not for
+        ever; one whose prefix another request is just computing waits for it."""
+        skipped: list[Request] = []
         for request in list(islice(self.waiting, _LOOK_AHEAD)):
             if len(self.running) >= self._max_running:
                 return
@@ -98,7 +100,12 @@ class Scheduler:
             margin = reserved + _GROWTH_MARGIN_TOKENS if self.running else 0
             opened = self._pool.open(request.tokens, margin, request.submit.cache_prompt)
             if opened is None:
+                if request.overtaken >= _MAX_OVERTAKEN:
+                    return
+                skipped.append(request)
                 continue
+            for other in skipped:
+                other.overtaken += 1
             self.waiting.remove(request)
             self.running.append(request)
             request.sequence = opened.sequence

@@ -1,7 +1,7 @@
 """Keeps one model's worker alive and hides its crashes from the requests it serves.
 
 A worker that dies is started again with back-off; its requests are submitted again behind the
-tokens they had reached. A request that was in three crashes is then run alone; if the worker dies
+tokens they had reached. A request that was in two crashes is then run alone; if the worker dies
 once more, that request fails and the others go on.
 """
 
@@ -154,7 +154,8 @@ class EngineSupervisor:
         if self._restarting is not None:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
-        self._fail_all(Unavailable("the model is being unloaded"))
+        self._dead = self._dead or Unavailable("the model is being unloaded")
+        self._fail_all(self._dead)
         if self._worker is not None:
             await self._worker.stop()
 
@@ -164,8 +165,8 @@ class EngineSupervisor:
             raise self._dead
         active = _Active(next(self._ids), request)
         self._active[active.id] = active
-        self._submit_waiting()
         try:
+            self._submit_waiting()
             while True:
                 event = await active.events.get()
                 if isinstance(event, NodeError):
@@ -193,6 +194,8 @@ class EngineSupervisor:
         return stats
 
     async def _call(self, command: Callable[[int], Tokenize | Detokenize | StatsRequest]) -> Any:
+        if self._dead is not None:
+            raise self._dead
         if self._worker is None or not self._ready:
             raise Unavailable("the model is being restarted; try again in a moment")
         call_id = next(self._ids)
@@ -212,7 +215,10 @@ class EngineSupervisor:
         loop = asyncio.get_running_loop()
         started: asyncio.Future[Ready | LoadFailed] = loop.create_future()
         self._started = started
-        worker = await WorkerProcess.start(self._on_report, lambda code: self._on_exit(code))
+        try:
+            worker = await WorkerProcess.start(self._on_report, self._on_exit)
+        except OSError as error:
+            raise EngineError(f"the engine's process could not be started: {error}") from error
         self._worker = worker
         worker.send(self.load)
         try:
@@ -277,7 +283,15 @@ class EngineSupervisor:
             return
         for active in turn:
             if not active.submitted:
-                self._worker.send(active.submit())
+                self._hand_over(active, self._worker)
+
+    def _hand_over(self, active: _Active, worker: WorkerProcess) -> None:
+        try:
+            worker.send(active.submit())
+        except (UnicodeEncodeError, OverflowError) as error:  # half a surrogate pair, a huge id
+            self._active.pop(active.id, None)
+            message = f"the request holds what cannot be sent to the engine: {error}"
+            active.events.put_nowait(InvalidRequest(message))
 
     def _on_exit(self, code: int) -> None:
         if self._started is not None and not self._started.done():

@@ -144,11 +144,13 @@ def _read_commands(
     actions: queue.SimpleQueue[Callable[[], None] | None],
 ) -> None:
     """Reader thread: tokenises and compiles here, so that the engine loop does not wait."""
-    while (body := frames.read_frame(commands)) is not None:
-        action = _action(frames.decode_command(body), core, pipe)
-        if action is not None:
-            actions.put(action)
-    actions.put(None)
+    try:
+        while (body := frames.read_frame(commands)) is not None:
+            action = _action(frames.decode_command(body), core, pipe)
+            if action is not None:
+                actions.put(action)
+    finally:  # deaf, the worker must end: the daemon is gone, or starts another
+        actions.put(None)
 
 
 def _action(command: Command, core: EngineCore, pipe: Pipe) -> Callable[[], None] | None:

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 
 import pytest
 
 from node.engine.core import EngineCore
 from node.engine.messages import Constraint, Load, Resume, Sampling, Submit
+from node.engine.request import Request
+from node.hardware import process_rss_bytes
 
 pytestmark = pytest.mark.model
 
@@ -157,6 +160,7 @@ def test_a_constraint_begins_after_its_marker(core: EngineCore, run: Run) -> Non
         (Constraint(gbnf='start ::= "a"'), "root"),
         (Constraint(gbnf='root ::= "a"{99999}'), "repetition"),
         (Constraint(gbnf='root ::= root "a"'), "recursion"),
+        (Constraint(gbnf=f'root ::= ")))" {"(" * 90_000}"a"{")" * 90_000}'), "nested"),
         (Constraint(schema='{"$ref": "#/nowhere"}'), "schema"),
     ],
 )
@@ -167,6 +171,69 @@ def test_a_constraint_that_does_not_compile_fails_the_request(
     assert outcome.failure.code == "invalid_request"
     assert outcome.failure.param == "response_format"
     assert word in outcome.failure.message
+
+
+@pytest.mark.parametrize(
+    "rest", ["{" + " " * 9000, "{" + "1" * 200_000, "[" * 200_000, "[" * 99999 + "\\"]
+)
+def test_a_hostile_grammar_is_refused_at_once(core: EngineCore, run: Run, rest: str) -> None:
+    constraint = Constraint(gbnf=f'root ::= "a"{rest}')
+    (outcome,) = run(core, Submit(97, chat("x"), GREEDY, constraint=constraint))
+    assert outcome.failure.code == "invalid_request"
+
+
+def test_braces_and_brackets_in_the_literals_of_a_grammar_are_text(
+    core: EngineCore, run: Run
+) -> None:
+    constraint = Constraint(gbnf=f'root ::= "{{9999}}{"(" * 1200}"')
+    (outcome,) = run(core, Submit(91, chat("x"), GREEDY, max_tokens=4, constraint=constraint))
+    assert outcome.text.startswith("{")
+
+
+def test_a_finished_grammar_ends_the_output_even_where_eos_is_ignored(
+    core: EngineCore, run: Run
+) -> None:
+    constraint = Constraint(gbnf='root ::= "ab"')
+    submit = Submit(92, chat("x"), GREEDY, max_tokens=9, ignore_eos=True, constraint=constraint)
+    (outcome,) = run(core, submit)
+    assert (outcome.text, outcome.finish.reason) == ("ab", "stop")
+
+
+def test_a_bias_against_all_that_a_grammar_allows_fails_the_request(
+    core: EngineCore, run: Run
+) -> None:
+    never = tuple((token, -math.inf) for token in range(core.model.n_vocab))
+    constraint = Constraint(gbnf='root ::= "ab"')
+    submit = Submit(93, chat("x"), Sampling(logit_bias=never), constraint=constraint)
+    (outcome,) = run(core, submit)
+    assert "no token" in outcome.failure.message
+
+
+def test_a_look_back_beyond_all_bounds_takes_no_memory(core: EngineCore) -> None:
+    far = 2**31 - 1
+    sampling = Sampling(
+        repeat_penalty=1.1, repeat_last_n=far, dry_multiplier=1.0, dry_penalty_last_n=far
+    )
+    before = process_rss_bytes(os.getpid()) or 0
+    request = core.prepare(Submit(94, chat("x"), sampling))
+    assert isinstance(request, Request)
+    request.sampler.close()
+    assert (process_rss_bytes(os.getpid()) or 0) < before + 2**28
+
+
+def test_more_top_logprobs_than_tokens_are_all_of_them(core: EngineCore, run: Run) -> None:
+    submit = Submit(95, chat("x"), GREEDY, max_tokens=1, top_logprobs=2**20)
+    (outcome,) = run(core, submit)
+    assert len(outcome.logprobs[0].top) == core.model.n_vocab
+
+
+def test_a_resumed_request_that_a_smaller_window_cannot_hold_ends(
+    core: EngineCore, run: Run
+) -> None:
+    n_ctx = core.context.n_ctx
+    resume = Resume(tuple([20] * 40), 0)
+    (outcome,) = run(core, Submit(96, tuple([5] * (n_ctx - 20)), GREEDY, resume=resume))
+    assert outcome.finish.reason == "length"
 
 
 def test_logprobs_are_those_of_the_model(core: EngineCore, run: Run) -> None:
@@ -224,3 +291,5 @@ def test_more_than_fits_is_preempted_and_still_finishes(
     outcomes = run(small, *submits)
     assert [o.finish.usage.completion_tokens for o in outcomes] == [50] * 4
     assert small.stats(0).preemptions_total > 0
+    for usage in (o.finish.usage for o in outcomes):
+        assert usage.cached_tokens + usage.computed_tokens == usage.prompt_tokens == 40

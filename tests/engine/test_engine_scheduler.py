@@ -21,6 +21,9 @@ class NoDevice:
     def seq_rm(self, seq_id: int, start: int = 0) -> bool:
         return True
 
+    def can_resume(self, seq_id: int, position: int) -> bool:
+        return True
+
 
 def make(n_cells: int = 256, max_running: int = 8) -> tuple[Scheduler, SequencePool]:
     pool = SequencePool(n_cells, max_running, True, NoDevice())
@@ -62,6 +65,26 @@ def test_a_request_that_does_not_fit_is_skipped_not_waited_for() -> None:
     scheduler.add(request(3, [3] * 10))
     step(scheduler, pool)
     assert [r.id for r in scheduler.running] == [1, 3]
+
+
+def test_a_long_request_is_not_overtaken_for_ever() -> None:
+    scheduler, pool = make(n_cells=200)
+    scheduler.add(request(1, [1] * 60, max_tokens=20))
+    scheduler.add(long := request(2, [2] * 150))
+    for number in range(3, 300):
+        scheduler.add(request(number, [number] * 40, max_tokens=2))
+        step(scheduler, pool)
+    assert long.overtaken <= 64
+    assert long.status is RequestStatus.FINISHED
+
+
+def test_no_more_requests_run_than_a_batch_has_tokens() -> None:
+    scheduler, pool = make(n_cells=400, max_running=N_BATCH + 8)
+    for number in range(N_BATCH + 8):
+        scheduler.add(request(number, [number] * 2, max_tokens=4))
+    for _ in range(6):
+        assert 0 < sum(n for _, n in step(scheduler, pool)) <= N_BATCH
+        assert len(scheduler.running) <= N_BATCH
 
 
 def test_a_prefix_that_is_being_computed_is_waited_for_and_shared() -> None:

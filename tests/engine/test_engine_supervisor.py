@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from node.engine.base import GenerateRequest
 from node.engine.messages import Finish, Load, Sampling
 from node.engine.supervisor import EngineSupervisor
-from node.errors import ContextLengthExceeded, EngineError, InvalidRequest, NoSpace
+from node.errors import ContextLengthExceeded, EngineError, InvalidRequest, NoSpace, Unavailable
 
 pytestmark = pytest.mark.model
 
@@ -108,6 +109,35 @@ def test_what_is_wrong_with_a_request_is_an_error_of_its_kind(
         assert caught.value.param == "prompt"
 
     with_engine(make_load, check)
+
+
+def test_a_request_that_cannot_be_sent_fails_alone(make_load: Callable[..., Load]) -> None:
+    async def check(supervisor: EngineSupervisor) -> None:
+        with pytest.raises(InvalidRequest, match="cannot be sent"):
+            await collect(supervisor, story(prompt=("half a pair: \ud83d",)))
+        _, finish = await collect(supervisor, story(2))
+        assert finish.usage.completion_tokens == 2
+
+    with_engine(make_load, check)
+
+
+def test_a_closed_engine_refuses_instead_of_waiting(make_load: Callable[..., Load]) -> None:
+    async def check(supervisor: EngineSupervisor) -> None:
+        await supervisor.close()
+        with pytest.raises(Unavailable):
+            await collect(supervisor, story())
+        with pytest.raises(Unavailable):
+            await supervisor.stats()
+
+    with_engine(make_load, check)
+
+
+def test_a_worker_that_cannot_be_started_is_an_error(
+    make_load: Callable[..., Load], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(EngineError, match="could not be started"):
+        asyncio.run(EngineSupervisor(no_smaller, make_load(), load_timeout_s=60).start())
 
 
 def test_text_becomes_tokens_and_text_again(make_load: Callable[..., Load]) -> None:

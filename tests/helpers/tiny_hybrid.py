@@ -8,7 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-__all__ = ["write_tiny_hybrid"]
+__all__ = ["copy_tokenizer", "random_weights", "write_tiny_hybrid"]
 
 _WIDTH, _FEED_FORWARD, _HEADS, _L_CACHE = 128, 256, 4, 3
 _KV_HEADS = (0, 2, 0, 2)
@@ -19,9 +19,9 @@ def write_tiny_hybrid(path: Path, tokenizer_from: Path) -> Path:
     reader = gguf.GGUFReader(str(tokenizer_from))
     writer = gguf.GGUFWriter(str(path), "lfm2")
     _write_metadata(writer)
-    n_vocab = _copy_tokenizer(reader, writer)
+    n_vocab = copy_tokenizer(reader, writer)
     for name, shape in _shapes(n_vocab).items():
-        writer.add_tensor(name, _weights(name, shape))
+        writer.add_tensor(name, random_weights(name, shape))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -41,7 +41,7 @@ def _write_metadata(writer: Any) -> None:
     writer.add_uint32("lfm2.shortconv.l_cache", _L_CACHE)
 
 
-def _copy_tokenizer(reader: Any, writer: Any) -> int:
+def copy_tokenizer(reader: Any, writer: Any) -> int:
     fields = {name: f for name, f in reader.fields.items() if name.startswith("tokenizer.")}
     for name, field in fields.items():
         kinds = list(field.types)
@@ -85,7 +85,7 @@ def _shapes(n_vocab: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _weights(name: str, shape: tuple[int, ...]) -> Any:
+def random_weights(name: str, shape: tuple[int, ...]) -> Any:
     random = np.random.default_rng(sum(name.encode()))
     if len(shape) == 1:
         return np.ones(shape, np.float32)

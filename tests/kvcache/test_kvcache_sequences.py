@@ -13,6 +13,7 @@ class FakeDevice:
 
     def __init__(self) -> None:
         self.length: dict[int, int] = {}
+        self.oldest_resume: dict[int, int] = {}
 
     def seq_cp(self, source: int, target: int, end: int) -> None:
         assert self.length[source] >= end
@@ -22,6 +23,9 @@ class FakeDevice:
     def seq_rm(self, seq_id: int, start: int = 0) -> bool:
         self.length[seq_id] = min(start, self.length.get(seq_id, 0))
         return True
+
+    def can_resume(self, seq_id: int, position: int) -> bool:
+        return position >= self.oldest_resume.get(seq_id, 0)
 
 
 def make_pool(n_cells: int = 64, n_sequences: int = 4, can_fork: bool = True) -> SequencePool:
@@ -115,6 +119,24 @@ def test_a_long_idle_sequence_is_cut_when_a_fork_does_not_fit() -> None:
     second, cached = fill(pool, array(0, 1, 2, 3, 20, 21, 22, 23))
     assert (second, cached) == (first, 4)
     assert pool.cells.free == 2
+
+
+def test_a_request_that_cannot_fit_leaves_idle_sequences_whole() -> None:
+    pool = make_pool(n_cells=20)
+    fill(pool, array(*range(50, 60)))
+    idle, _ = fill(pool, array(*range(9)))
+    pool.retire(idle)
+    assert pool.open(array(0, 1, *range(20, 35)), 0, use_cache=True) is None
+    assert idle.n_tokens == 9
+
+
+def test_a_sequence_whose_window_is_gone_is_not_resumed_there() -> None:
+    pool = make_pool()
+    first, _ = fill(pool, array(*range(9)))
+    pool.retire(first)
+    _device(pool).oldest_resume[first.seq_id] = 6
+    assert fill(pool, array(0, 1, 2, 3, 20))[1] == 0
+    assert fill(pool, array(*range(7), 20))[1] == 7
 
 
 def test_all_sequence_ids_in_use_means_no() -> None:
