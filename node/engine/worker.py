@@ -39,6 +39,8 @@ from node.hardware import OthersLoad, detect_hardware
 logger = logging.getLogger(__name__)
 
 _THREADS_EVERY_S = 1.0
+_FIRST_LOOK_S = 0.3
+_PAUSE_S, _LONG_PAUSE_S = 0.05, 1.0
 
 
 class Pipe:
@@ -67,8 +69,20 @@ class ThreadPlan:
         self._fixed = fixed
         self._cores = max(1, detect_hardware().cpu_cores)
         self._others = OthersLoad()
+        self._own_pids = (os.getpid(), os.getppid())
         self._busy_cores = 0.0
         self._next_look = 0.0
+
+    def wake(self, idle_s: float) -> None:
+        """Work begins after a pause: the load is measured anew, from now. What others did in the
+        pause says nothing of now; after a long one, neither does what they did before it."""
+        if self._fixed is not None or idle_s < _PAUSE_S:
+            return
+        if idle_s >= _LONG_PAUSE_S:
+            self._busy_cores = 0.0
+        self._others = OthersLoad()
+        self._others.busy_cores(self._own_pids)
+        self._next_look = time.monotonic() + _FIRST_LOOK_S
 
     def threads(self) -> int:
         if self._fixed is not None:
@@ -76,7 +90,7 @@ class ThreadPlan:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _THREADS_EVERY_S
-            self._busy_cores = self._others.busy_cores((os.getpid(), os.getppid()))
+            self._busy_cores = self._others.busy_cores(self._own_pids)
         return max(1, self._cores - int(self._busy_cores + 1 / 3))
 
 
@@ -120,15 +134,18 @@ def _run(
 ) -> None:
     while True:
         # One step: drain messages, follow the load, compute, hand over.
-        try:
-            action = actions.get(block=not core.busy)
-            while True:
-                if action is None:
-                    return
-                action()
-                action = actions.get_nowait()
-        except queue.Empty:
-            pass
+        if not core.busy:
+            since = time.monotonic()
+            action = actions.get()
+            plan.wake(time.monotonic() - since)
+            if action is None:
+                return
+            action()
+        while not actions.empty():
+            action = actions.get()
+            if action is None:
+                return
+            action()
         threads = plan.threads()
         if threads != core.context.threads:
             core.context.set_threads(threads)
