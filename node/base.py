@@ -26,7 +26,8 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One installed model. `context_tokens` is the loaded window; None while it is not loaded."""
+    """One installed model. `context_tokens` is the loaded window, else what the model was made
+    for; None for a file that cannot be read."""
 
     id: str
     created_s: int
@@ -57,7 +58,7 @@ class ModelState:
 class Pool(Protocol):
     """Loads on demand, shares memory between models, unloads the idle."""
 
-    def models(self) -> list[ModelCard]: ...
+    async def models(self) -> list[ModelCard]: ...
 
     def resolve(self, name: str) -> str:
         """The id of an installed model; "local" and "auto" mean the default model.

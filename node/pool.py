@@ -82,8 +82,10 @@ class ModelPool:
     def loading(self) -> bool:
         return bool(self._slots) and all(s.loaded is None for s in self._slots.values())
 
-    def models(self) -> list[ModelCard]:
-        return [self._card(model) for model in self._installed(fresh=True).values()]
+    async def models(self) -> list[ModelCard]:
+        models = await asyncio.to_thread(self._store.list)
+        self._listing = (time.monotonic(), {model.name: model for model in models})
+        return [await self._card(model) for model in models]
 
     def resolve(self, name: str) -> str:
         wanted = decide(name, self._config.models.default).model
@@ -129,21 +131,21 @@ class ModelPool:
         await asyncio.gather(*(self._close(slot) for slot in list(self._slots.values())))
         await asyncio.gather(*self._ending)
 
-    def _installed(self, fresh: bool = False) -> dict[str, InstalledModel]:
+    def _installed(self) -> dict[str, InstalledModel]:
         when, models = self._listing
-        if fresh or time.monotonic() - when > _LISTING_AGE_S:
+        if time.monotonic() - when > _LISTING_AGE_S:
             models = {model.name: model for model in self._store.list()}
             self._listing = (time.monotonic(), models)
         return models
 
-    def _card(self, model: InstalledModel) -> ModelCard:
+    async def _card(self, model: InstalledModel) -> ModelCard:
         slot = self._slots.get(model.name)
         info = slot.engine.info if slot and slot.loaded and slot.engine else None
         return ModelCard(
             id=model.name,
             created_s=int(model.created_s),
             size_bytes=model.size_bytes,
-            context_tokens=info.n_ctx if info else None,
+            context_tokens=info.n_ctx if info else await asyncio.to_thread(_trained_for, model),
             loaded=info is not None,
             source=model.source,
         )
@@ -294,6 +296,14 @@ class ModelPool:
             for slot in list(self._slots.values()):
                 if slot.expires_in_s == 0:
                     await self._close(slot)
+
+
+def _trained_for(model: InstalledModel) -> int | None:
+    """From the file's header; it is read once in the life of a daemon."""
+    try:
+        return check_gguf(model.path).context_tokens
+    except NodeError:
+        return None
 
 
 def _note_failure(task: asyncio.Task[None]) -> None:

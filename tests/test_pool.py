@@ -67,7 +67,7 @@ def test_a_model_is_loaded_when_it_is_first_used(store: ModelStore) -> None:
             assert (await say(loaded)).usage.completion_tokens == 2
             assert loaded.chat is not None
         assert await loaded_ids(pool) == ["first:tiny"]
-        assert [c.loaded for c in pool.models()] == [True, False]
+        assert [c.loaded for c in await pool.models()] == [True, False]
 
     with_pool(store, check)
 

@@ -36,12 +36,14 @@ def add_public_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def list_models() -> Response:
-        return json_response({"object": "list", "data": [_card(m) for m in service.pool.models()]})
+        return json_response(
+            {"object": "list", "data": [_card(m) for m in await service.pool.models()]}
+        )
 
     @app.get("/v1/models/{name:path}")
     async def get_model(name: str) -> Response:
         model_id = service.resolve(name)
-        for card in service.pool.models():
+        for card in await service.pool.models():
             if card.id == model_id:
                 return json_response(_card(card))
         raise NotFound("this model has just been removed", param="model", code="model_not_found")

@@ -20,18 +20,18 @@ _MAX_GRAMMAR_DEPTH = 1000  # the parser recurses, and a stack overflow ends the 
 
 
 class GrammarError(ValueError):
-    """A grammar or schema that llama.cpp cannot compile."""
+    """A grammar that llama.cpp cannot compile."""
 
 
-def check_gbnf(gbnf: str, root: str) -> None:
+def check_gbnf(gbnf: str) -> None:
     """
     Raises:
         GrammarError: too large, too deep, or without the rule `root`.
     """
     if len(gbnf.encode()) > _MAX_GRAMMAR_BYTES:
         raise GrammarError(f"the grammar is larger than {_MAX_GRAMMAR_BYTES} bytes")
-    if not re.search(rf"^{re.escape(root)}\s*::=", gbnf, re.MULTILINE):
-        raise GrammarError(f"the grammar has no rule {root!r}")
+    if not re.search(r"^root\s*::=", gbnf, re.MULTILINE):
+        raise GrammarError("the grammar has no rule 'root'")
     syntax = _GBNF_TEXT.sub("", gbnf)
     if max(accumulate((c == "(") - (c == ")") for c in syntax), default=0) > _MAX_GRAMMAR_DEPTH:
         raise GrammarError(f"the grammar is nested deeper than {_MAX_GRAMMAR_DEPTH}")

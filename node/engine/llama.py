@@ -28,7 +28,6 @@ __all__ = [
     "NoSlot",
     "SamplerChain",
     "build_info",
-    "schema_to_gbnf",
 ]
 
 Tokens = npt.NDArray[np.int32]
@@ -64,18 +63,6 @@ def build_info() -> dict[str, Any]:
         "gpu_offload": bool(ffi.llama_supports_gpu_offload()),
         "mmap": bool(ffi.llama_supports_mmap()),
     }
-
-
-def schema_to_gbnf(schema: str) -> str:
-    """GBNF with start rule `root` for a JSON schema given as JSON text."""
-    from llama_cpp.llama_grammar import json_schema_to_gbnf
-
-    try:
-        return str(json_schema_to_gbnf(schema))
-    except RecursionError as error:
-        raise GrammarError("the schema is nested too deeply") from error
-    except Exception as error:  # the converter raises whatever the bad schema provokes
-        raise GrammarError(f"the schema cannot be compiled: {error}") from error
 
 
 class LlamaModel:
@@ -334,12 +321,10 @@ class Candidates:
 class Grammar:
     """A compiled GBNF grammar and how far the output has got in it."""
 
-    def __init__(self, model: LlamaModel, gbnf: str, root: str = "root") -> None:
-        check_gbnf(gbnf, root)
+    def __init__(self, model: LlamaModel, gbnf: str) -> None:
+        check_gbnf(gbnf)
         _log.clear()
-        self._handle: Any = ffi.llama_sampler_init_grammar(
-            model.vocab, gbnf.encode(), root.encode()
-        )
+        self._handle: Any = ffi.llama_sampler_init_grammar(model.vocab, gbnf.encode(), b"root")
         if not self._handle:
             raise GrammarError(_reason("the grammar does not compile"))
 

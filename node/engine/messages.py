@@ -55,13 +55,10 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
-    """The output must be `prefix` + a text of `schema` (JSON schema as JSON text) + `suffix`,
-    or match `gbnf`. With `after`, free text is allowed until that marker has been written."""
+    """The output must match `gbnf`, whose start rule is `root`. With `after`, free text is allowed
+    until that marker has been written. `param` is the field that asked for it."""
 
-    prefix: str = ""
-    schema: str | None = None
-    suffix: str = ""
-    gbnf: str | None = None
+    gbnf: str
     after: str | None = None
     param: str = "response_format"
 

@@ -18,13 +18,11 @@ from node.engine.llama import (
     GrammarError,
     LlamaModel,
     SamplerChain,
-    schema_to_gbnf,
 )
 from node.engine.messages import Constraint, Sampling, TokenLogprob
 
 __all__ = ["ConstraintState", "TokenSampler", "token_logprob"]
 
-_ROOT = "output-root"
 Logits = npt.NDArray[np.float32]
 
 
@@ -40,7 +38,7 @@ class ConstraintState:
         self._marker = constraint.after
         self._free_text = ""
         self._refused: list[int] = []
-        self._grammar = Grammar(model, *_gbnf(constraint))
+        self._grammar = Grammar(model, constraint.gbnf)
 
     @property
     def active(self) -> bool:
@@ -202,29 +200,6 @@ def _pick(logits: Logits, uniform: float) -> int:
     cumulative = np.cumsum(weights)
     index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return min(index, len(logits) - 1)
-
-
-def _gbnf(constraint: Constraint) -> tuple[str, str]:
-    """Grammar text and start rule of a constraint.
-
-    Raises:
-        GrammarError: neither or both of schema and gbnf, or one that does not compile.
-    """
-    if constraint.gbnf is not None:
-        return constraint.gbnf, "root"
-    if constraint.schema is None:
-        raise GrammarError("a constraint needs a schema or a grammar")
-    space = "[ \\t\\n]{0,4} " if constraint.after is not None else ""
-    parts = [_literal(constraint.prefix), "root", _literal(constraint.suffix)]
-    rule = f"{_ROOT} ::= {space}{' '.join(part for part in parts if part)}\n"
-    return rule + schema_to_gbnf(constraint.schema), _ROOT
-
-
-def _literal(text: str) -> str:
-    if not text:
-        return ""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 def _needs_chain(s: Sampling) -> bool:

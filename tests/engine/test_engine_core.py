@@ -4,9 +4,11 @@ import json
 import math
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from node.chat.schemas import Rules, SchemaCompiler
 from node.engine.core import EngineCore
 from node.engine.messages import Constraint, Load, Resume, Sampling, Submit
 from node.engine.request import Request
@@ -126,6 +128,11 @@ SCHEMA = {
 }
 
 
+def gbnf_of(schema: dict[str, Any]) -> str:
+    rules = Rules()
+    return rules.text(SchemaCompiler(rules, schema, "response_format").compile())
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, WARM])
 def test_constrained_output_validates(core: EngineCore, run: Run, sampling: Sampling) -> None:
     submit = Submit(
@@ -133,7 +140,7 @@ def test_constrained_output_validates(core: EngineCore, run: Run, sampling: Samp
         chat("Describe a fox as JSON."),
         sampling,
         max_tokens=200,
-        constraint=Constraint(schema=json.dumps(SCHEMA)),
+        constraint=Constraint(gbnf=gbnf_of(SCHEMA)),
     )
     (outcome,) = run(core, submit)
     value = json.loads(outcome.text)
@@ -143,7 +150,7 @@ def test_constrained_output_validates(core: EngineCore, run: Run, sampling: Samp
 
 
 def test_a_constraint_begins_after_its_marker(core: EngineCore, run: Run) -> None:
-    constraint = Constraint(schema='{"type":"boolean"}', after=".", prefix="<", suffix=">")
+    constraint = Constraint(gbnf='root ::= " "? "<" ("true" | "false") ">"', after=".")
     submit = Submit(
         81, chat("Are foxes wild? Explain."), GREEDY, max_tokens=100, constraint=constraint
     )
@@ -161,7 +168,6 @@ def test_a_constraint_begins_after_its_marker(core: EngineCore, run: Run) -> Non
         (Constraint(gbnf='root ::= "a"{99999}'), "repetition"),
         (Constraint(gbnf='root ::= root "a"'), "recursion"),
         (Constraint(gbnf=f'root ::= ")))" {"(" * 90_000}"a"{")" * 90_000}'), "nested"),
-        (Constraint(schema='{"$ref": "#/nowhere"}'), "schema"),
     ],
 )
 def test_a_constraint_that_does_not_compile_fails_the_request(

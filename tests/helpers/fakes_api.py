@@ -145,7 +145,7 @@ class FakeChat:
     def prepare(self, request: ChatRequest) -> PreparedChat:
         texts = [_text(message) for message in request.messages]
         forced = request.response_format.kind != "text" or request.tool_choice == "required"
-        constraint = Constraint(schema="{}") if forced else None
+        constraint = Constraint(gbnf='root ::= "{}"') if forced else None
         return PreparedChat(tuple(texts), constraint, ("<|end|>",), False, FakeParser)
 
 
@@ -164,7 +164,7 @@ class FakePool:
         self.kept_alive_s: list[float | None] = []
         self.chat: ChatModel | None = None
 
-    def models(self) -> list[ModelCard]:
+    async def models(self) -> list[ModelCard]:
         return [
             ModelCard("tiny:1b", 1700000000, 1234, N_CTX, True, "pulled"),
             ModelCard("plain/base", 1700000000, 1234, None, False, "ollama"),
@@ -172,7 +172,7 @@ class FakePool:
 
     def resolve(self, name: str) -> str:
         name = "tiny:1b" if name in ("local", "auto") else name
-        if name not in [card.id for card in self.models()]:
+        if name not in ("tiny:1b", "plain/base"):
             raise NotFound(f"no model {name!r}; installed: tiny:1b, plain/base")
         return name
 
