@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,8 +65,14 @@ def node_paths(home: str | os.PathLike[str] | None = None) -> NodePaths:
         Path(dirs.user_data_dir),
         Path(dirs.user_cache_dir),
         Path(dirs.user_state_dir),
-        # Not `user_runtime_dir` on a headless Linux: /run/user/UID may not exist there.
-        Path(dirs.user_runtime_dir)
-        if Path(dirs.user_runtime_dir).parent.exists()
-        else Path(dirs.user_state_dir) / "run",
+        _runtime_dir(dirs),
     )
+
+
+def _runtime_dir(dirs: platformdirs.PlatformDirs) -> Path:
+    """A headless Linux may lack /run/user/UID; a folder beside the state is then safer than the
+    one that platformdirs takes in /tmp, which another user may have made."""
+    if not sys.platform.startswith("linux"):
+        return Path(dirs.user_runtime_dir)
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
+    return base / _APP if base.is_dir() else Path(dirs.user_state_dir) / "run"
