@@ -185,7 +185,8 @@ def test_an_unknown_model_is_not_found_and_says_what_is(store: ModelStore) -> No
 def test_closing_while_a_model_loads_leaves_no_process(store: ModelStore) -> None:
     async def check(pool: ModelPool) -> None:
         task = asyncio.create_task(pool.load("first:tiny"))
-        await asyncio.sleep(0.3)
+        while not any(state.pid for state in await pool.states()):
+            await asyncio.sleep(0)
         await pool.close()
         assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], BaseException)
         assert await loaded_ids(pool) == []
