@@ -76,7 +76,7 @@ def root_hash(namespace: Namespace) -> BlockHash:
 def child_hash(namespace: Namespace, parent: BlockHash, tokens: Tokens) -> BlockHash:
     """Name of the block that holds `tokens` behind `parent`; a tail is named the same way."""
     state = hashlib.blake2b(parent, digest_size=16, key=bytes.fromhex(namespace))
-    state.update(np.ascontiguousarray(tokens, np.int32))
+    state.update(np.ascontiguousarray(tokens, np.int32).data)
     return BlockHash(state.digest())
 
 
