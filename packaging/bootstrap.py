@@ -43,6 +43,8 @@ START_TIMEOUT_S = 300
 INTERRUPT_TIMEOUT_S = 10
 LINE_EVERY_S = 30
 COMPILERS = ("c++", "g++", "clang++", "cl")
+# GCC 12 drops what is stored for `ldtilecfg`, and llama.cpp's AMX kernels crash.
+NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
 class BootstrapError(Exception):
@@ -132,6 +134,8 @@ def make_venv() -> None:
 def install_project(dev: bool) -> None:
     """The long step: llama.cpp comes as source and is compiled, once."""
     options = torch_options()
+    if has_amx() and not has_llama():
+        options.append("--no-cache-dir")  # a wheel compiled earlier may use AMX
     if not (has_llama() or compiler()):
         # Perhaps somebody built a wheel for this platform.
         options += ["--only-binary=llama-cpp-python", f"--extra-index-url={LLAMA_INDEX}/cpu"]
@@ -235,7 +239,7 @@ def pip(what: str, options: Sequence[str], environment: Mapping[str, str] | None
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**parallel, **os.environ, **(environment or {})},
+            env={**parallel, **os.environ, **compiler_flags(), **(environment or {})},
         )
         try:
             show_progress(what, process)
@@ -277,6 +281,19 @@ def check_python(version: tuple[int, ...]) -> None:
 
 def has_nvidia() -> bool:
     return bool(shutil.which("nvidia-smi")) or Path("/proc/driver/nvidia").exists()
+
+
+def has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    try:
+        return "amx_tile" in cpuinfo.read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return False
+
+
+def compiler_flags() -> dict[str, str]:
+    if not has_amx():
+        return {}
+    return {n: f"{os.environ.get(n, '')} {NO_AMX}".strip() for n in ("CFLAGS", "CXXFLAGS")}
 
 
 def compiler() -> str | None:

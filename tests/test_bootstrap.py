@@ -151,3 +151,16 @@ def test_ci_runs_exactly_the_bootstrap_test() -> None:
     assert os.access(script, os.X_OK)
     assert "python3 packaging/bootstrap.py test" in script.read_text(encoding="utf-8")
     subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize(("flags", "amx"), [("fma avx amx_tile amx_int8", True), ("avx2", False)])
+def test_processors_with_amx_are_compiled_for_without_it(
+    bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, amx: bool
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nflags : {flags}\n")
+    assert bootstrap.has_amx(cpuinfo) is amx
+    assert not bootstrap.has_amx(tmp_path / "not there")
+    monkeypatch.setattr(bootstrap, "has_amx", lambda: amx)
+    monkeypatch.setenv("CFLAGS", "-O3")
+    assert bootstrap.compiler_flags().get("CFLAGS", "").startswith("-O3 -mno-amx") is amx
