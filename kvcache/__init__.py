@@ -3,6 +3,28 @@
 from __future__ import annotations
 
 from kvcache.cells import CellPool
-from kvcache.sequences import Device, Opened, SeqId, Sequence, SequencePool, common_prefix
+from kvcache.disk import DiskLimits, DiskTier, used_bytes
+from kvcache.keys import BLOCK_TOKENS, ModelIdentity
+from kvcache.loads import Ticket
+from kvcache.manager import KVCacheManager, Piece
+from kvcache.radix import RadixTree, common_prefix
+from kvcache.sequences import Device, Opened, SeqId, Sequence, SequencePool
 
-__all__ = ["CellPool", "Device", "Opened", "SeqId", "Sequence", "SequencePool", "common_prefix"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "CellPool",
+    "Device",
+    "DiskLimits",
+    "DiskTier",
+    "KVCacheManager",
+    "ModelIdentity",
+    "Opened",
+    "Piece",
+    "RadixTree",
+    "SeqId",
+    "Sequence",
+    "SequencePool",
+    "Ticket",
+    "common_prefix",
+    "used_bytes",
+]

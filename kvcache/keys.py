@@ -23,6 +23,7 @@ __all__ = [
     "chain",
     "child_hash",
     "root_hash",
+    "snapshot_hash",
 ]
 
 BLOCK_TOKENS = 64
@@ -78,6 +79,12 @@ def child_hash(namespace: Namespace, parent: BlockHash, tokens: Tokens) -> Block
     state = hashlib.blake2b(parent, digest_size=16, key=bytes.fromhex(namespace))
     state.update(np.ascontiguousarray(tokens, np.int32).data)
     return BlockHash(state.digest())
+
+
+def snapshot_hash(namespace: Namespace, parent: BlockHash, tokens: Tokens) -> BlockHash:
+    """Name of the uncuttable part of the state behind `tokens`, which follow `parent`."""
+    name = child_hash(namespace, parent, tokens)
+    return BlockHash(hashlib.blake2b(name, digest_size=16, person=b"snapshot").digest())
 
 
 def chain(namespace: Namespace, tokens: Tokens) -> Iterator[BlockHash]:

@@ -6,15 +6,16 @@ sequence id or its cells are wanted. The ledger here and the `Device` change tog
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, NewType, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcache.cells import CellPool, Cells
+from kvcache.radix import RadixTree
 
-__all__ = ["Device", "Opened", "SeqId", "Sequence", "SequencePool", "common_prefix"]
+__all__ = ["Device", "Opened", "SeqId", "Sequence", "SequencePool"]
 
 SeqId = NewType("SeqId", int)
 Tokens = npt.NDArray[np.int32]
@@ -38,10 +39,18 @@ class Device(Protocol):
 
 
 class Sequence:
-    """Tokens whose KV is in the pool, in order. `live` ones are locked."""
+    """Tokens whose KV is in the pool, in order. `live` ones are locked.
 
-    def __init__(self, seq_id: SeqId) -> None:
+    The first `n_stored` are in a lower tier too, or were tried; without `keep` none will be.
+    `idle_cost_s` is what its cells have cost the steps of others since it was used last.
+    """
+
+    def __init__(self, seq_id: SeqId, tenant: str, keep: bool) -> None:
         self.seq_id = seq_id
+        self.tenant = tenant
+        self.keep = keep
+        self.n_stored = 0
+        self.idle_cost_s = 0.0
         self.live = True
         self.last_used = 0
         self.n_tokens = 0
@@ -91,9 +100,11 @@ class SequencePool:
     def __init__(self, n_cells: int, n_sequences: int, can_fork: bool, device: Device) -> None:
         self.cells = CellPool(n_cells)
         self.can_fork = can_fork
+        self.on_drop: Callable[[Sequence], None] | None = None  # before a sequence goes
         self._device = device
         self._free_ids = [SeqId(i) for i in reversed(range(n_sequences))]
         self._sequences: dict[SeqId, Sequence] = {}
+        self._trees: dict[str, RadixTree] = {}  # by tenant, of what may be found
         self._clock = 0
 
     def __repr__(self) -> str:
@@ -107,20 +118,29 @@ class SequencePool:
     def n_idle(self) -> int:
         return sum(not s.live for s in self)
 
-    def match(self, tokens: Tokens) -> tuple[Sequence | None, int]:
+    def has(self, sequence: Sequence) -> bool:
+        return self._sequences.get(sequence.seq_id) is sequence
+
+    @property
+    def live_tokens(self) -> int:
+        """Distinct tokens of running requests, as far as others may share them."""
+        return sum(tree.locked_tokens for tree in self._trees.values())
+
+    def match(self, tokens: Tokens, tenant: str = "") -> tuple[Sequence | None, int]:
         """The sequence that shares most tokens from the start, and how many; ties go to idle ones
         that are used up whole."""
-        best: tuple[int, bool, Sequence | None] = (0, False, None)
-        for sequence in self:
-            n = common_prefix(sequence.tokens, tokens)
-            whole = not sequence.live and n == sequence.n_tokens
-            if not (self.can_fork or whole) or (n, whole) <= best[:2]:
-                continue
-            if self._device.can_resume(sequence.seq_id, n):
-                best = (n, whole, sequence)
-        return best[2], best[0]
+        tree = self._trees.get(tenant)
+        for n, keys in tree.match(tokens) if tree else ():
+            near = [self._sequences[SeqId(key)] for key in keys]
+            whole = [s for s in near if not s.live and s.n_tokens == n]
+            for sequence in whole + near if self.can_fork else whole:
+                if self._device.can_resume(sequence.seq_id, n):
+                    return sequence, n
+        return None, 0
 
-    def open(self, tokens: Tokens, n_needed: int, use_cache: bool) -> Opened | None:
+    def open(
+        self, tokens: Tokens, n_needed: int, use_cache: bool, tenant: str = ""
+    ) -> Opened | None:
         """A live sequence for `tokens`, with as much of it in the pool as can be had.
 
         Three cases: an idle sequence that is a whole prefix is taken over; any other match is
@@ -134,10 +154,12 @@ class SequencePool:
         Returns:
             None when cells or sequence ids do not suffice, even with all idle sequences evicted.
         """
-        donor, n_cached = self.match(tokens[:-1]) if use_cache else (None, 0)
+        donor, n_cached = self.match(tokens[:-1], tenant) if use_cache else (None, 0)
         n_cells = len(tokens) - n_cached + n_needed
         if donor is None:
-            return self._start(n_cells)
+            if not self._make_room(n_cells, 1, keep=None):
+                return None
+            return Opened(self._new_sequence(tenant, use_cache), 0)
         if donor.live or n_cached < donor.n_tokens:
             if self._make_room(n_cells, 1, keep=donor):
                 return self._fork(donor, n_cached)
@@ -147,6 +169,7 @@ class SequencePool:
             self.truncate(donor, n_cached)
         if self._make_room(n_cells, 0, keep=donor):
             donor.live = True
+            self._trees[donor.tenant].lock(donor.seq_id)
             return Opened(donor, n_cached)
         return None
 
@@ -158,7 +181,7 @@ class SequencePool:
         """
         if not self._make_room(len(tokens), 0, keep=sequence):
             return False
-        sequence._append(tokens, self.cells.allocate(len(tokens)))
+        self._append(sequence, tokens, self.cells.allocate(len(tokens)))
         return True
 
     def truncate(self, sequence: Sequence, n_tokens: int) -> None:
@@ -166,16 +189,31 @@ class SequencePool:
         self._device.seq_rm(sequence.seq_id, n_tokens)
         self.cells.release(sequence.cells[n_tokens:])
         sequence.n_tokens = n_tokens
+        sequence.n_stored = min(sequence.n_stored, n_tokens)
+        if sequence.keep:
+            self._trees[sequence.tenant].cut(sequence.seq_id, n_tokens)
 
     def retire(self, sequence: Sequence) -> None:
         """The request is done; its sequence stays as prefix cache."""
         sequence.live = False
+        sequence.idle_cost_s = 0.0
+        if sequence.keep:
+            self._trees[sequence.tenant].unlock(sequence.seq_id)
         self._touch(sequence)
+
+    def spoil(self, sequence: Sequence) -> None:
+        """Nobody knows what its cells hold: out of the pool, and into no other tier."""
+        sequence.keep = False
+        self._forget(sequence)
+        self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Take the sequence out of the pool at once."""
+        if self.on_drop is not None:
+            self.on_drop(sequence)
         self.cells.release(sequence.cells)
         del self._sequences[sequence.seq_id]
+        self._forget(sequence)
         self._free_ids.append(sequence.seq_id)
         self._device.seq_rm(sequence.seq_id)
 
@@ -194,22 +232,39 @@ class SequencePool:
         used = [s.cells for s in self]
         unique = len(np.unique(np.concatenate(used))) if used else 0
         assert unique == self.cells.total - self.cells.free, "cells and sequences disagree"
-
-    def _start(self, n_cells: int) -> Opened | None:
-        return Opened(self._new_sequence(), 0) if self._make_room(n_cells, 1, keep=None) else None
+        for tree in self._trees.values():
+            tree.check_integrity()
+        for s in self:
+            assert s.keep == (s.seq_id in self._trees.get(s.tenant, ())), "the tree disagrees"
 
     def _fork(self, donor: Sequence, n_cached: int) -> Opened:
-        sequence = self._new_sequence()
+        sequence = self._new_sequence(donor.tenant, keep=True)
+        sequence.n_stored = min(donor.n_stored, n_cached)
         self._device.seq_cp(donor.seq_id, sequence.seq_id, n_cached)
         self.cells.share(donor.cells[:n_cached])
-        sequence._append(donor.tokens[:n_cached], donor.cells[:n_cached])
+        self._append(sequence, donor.tokens[:n_cached], donor.cells[:n_cached])
         self._touch(donor)
         return Opened(sequence, n_cached)
 
-    def _new_sequence(self) -> Sequence:
-        sequence = Sequence(self._free_ids.pop())
+    def _new_sequence(self, tenant: str, keep: bool) -> Sequence:
+        sequence = Sequence(self._free_ids.pop(), tenant, keep)
         self._sequences[sequence.seq_id] = sequence
+        if keep:
+            self._trees.setdefault(tenant, RadixTree()).add(sequence.seq_id, locked=True)
         return sequence
+
+    def _append(self, sequence: Sequence, tokens: Tokens, cells: Cells) -> None:
+        sequence._append(tokens, cells)
+        if sequence.keep:
+            self._trees[sequence.tenant].grow(sequence.seq_id, tokens)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """No request finds it any more."""
+        tree = self._trees.get(sequence.tenant)
+        if tree is not None and sequence.seq_id in tree:
+            tree.remove(sequence.seq_id)
+            if not len(tree):
+                del self._trees[sequence.tenant]
 
     def _touch(self, sequence: Sequence) -> None:
         self._clock += 1
@@ -234,14 +289,3 @@ class SequencePool:
         """Saves the cache from a hopeless request. Shared cells make this an upper bound."""
         evictable = sum(s.n_tokens for s in self if not s.live and s is not keep)
         return self.cells.free + evictable >= n_cells
-
-
-def common_prefix(a: Tokens, b: Tokens) -> int:
-    """Number of leading tokens that are equal."""
-    n = min(len(a), len(b))
-    # Most sequences differ in the first tokens: look at a few before comparing everything.
-    if n > 32 and not np.array_equal(a[:32], b[:32]):
-        n = 32
-    different = a[:n] != b[:n]
-    first = int(different.argmax()) if n else 0
-    return first if n and different[first] else n

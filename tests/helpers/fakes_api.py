@@ -51,6 +51,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.requests: list[GenerateRequest] = []
         self.cancelled: list[str] = []
+        self.purged: list[str] = []
         self.stop = asyncio.Event()
         self.says: list[str] | None = None
 
@@ -84,6 +85,13 @@ class FakeEngine:
 
     async def stats(self) -> Stats:
         return Stats(0, 1, 2, 3, N_CTX, 100, 4, 10, 5, 5, 7, 9, 0)
+
+    async def flush_cache(self) -> bool:
+        return True
+
+    async def purge_cache(self, namespace: str) -> bool:
+        self.purged.append(namespace)
+        return True
 
     async def _stopped(self) -> None:
         """Until the pool closes; then as an engine that is shut down under its requests."""
@@ -193,6 +201,12 @@ class FakePool:
     async def states(self) -> list[ModelState]:
         stats = await self.engine.stats()
         return [ModelState("tiny:1b", "ready", 1, N_CTX, 0, 1 << 20, 0, 0.0, 1.0, 2, ("a",), stats)]
+
+    async def flush_cache(self) -> bool:
+        return await self.engine.flush_cache()
+
+    async def purge_cache(self, namespace: str) -> bool:
+        return await self.engine.purge_cache(namespace)
 
     async def close(self) -> None:
         self.engine.stop.set()
