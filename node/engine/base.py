@@ -36,6 +36,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     render_special: bool = False
     cache_prompt: bool = True
     add_bos: bool = True
+    tenant: str = ""
 
 
 class Engine(Protocol):
@@ -62,3 +63,12 @@ class Engine(Protocol):
     async def detokenize(self, tokens: Sequence[int]) -> str: ...
 
     async def stats(self) -> Stats: ...
+
+    async def flush_cache(self) -> bool:
+        """Bring everything computed to the disk; false when that took too long."""
+        ...
+
+    async def purge_cache(self, namespace: str) -> bool:
+        """Forget computed state in memory, or that of one namespace; false when a write that had
+        begun did not end in time."""
+        ...

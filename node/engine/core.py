@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from kvcache import SequencePool
-from node.engine.llama import (
-    Candidates,
-    GrammarError,
-    LlamaContext,
-    LlamaModel,
-    NoSlot,
-)
+from node.engine.llama import LlamaContext, LlamaModel, NoSlot
+from node.engine.llama_sampling import Candidates, GrammarError
 from node.engine.messages import (
     Delta,
     Fail,
@@ -34,6 +30,7 @@ from node.engine.messages import (
 from node.engine.request import Request
 from node.engine.sampling import TokenSampler, token_logprob
 from node.engine.scheduler import Pace, Run, Scheduler
+from node.engine.tiers import open_tiers
 
 __all__ = ["EngineCore"]
 
@@ -45,6 +42,8 @@ class _Totals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
+    dram_tokens: int = 0
+    ssd_tokens: int = 0
     completion_tokens: int = 0
     steps: int = 0
 
@@ -64,20 +63,33 @@ class _Output:
 
 
 class EngineCore:
-    """One loaded model. Raises LoadError from the constructor."""
+    """One loaded model. Raises LoadError from the constructor.
 
-    def __init__(self, load: Load, threads: int) -> None:
+    `on_loaded` is called on another thread when a waiting request can go on.
+    """
+
+    def __init__(
+        self, load: Load, threads: int, on_loaded: Callable[[], None] = lambda: None
+    ) -> None:
         self.model = LlamaModel(load)
         self.context = LlamaContext(self.model, load, threads)
         self.pool = SequencePool(
             self.context.n_ctx, load.max_sequences, self.model.can_fork, self.context
         )
         self.pace = Pace(load.token_gap_ms / 1000)
-        self.scheduler = Scheduler(self.pool, self.context.n_batch, load.max_sequences, self.pace)
+        self.tiers = open_tiers(load, self.model, self.context, self.pool, on_loaded)
+        self.scheduler = Scheduler(
+            self.pool,
+            self.context.n_batch,
+            load.max_sequences,
+            self.pace,
+            self.tiers.fill if self.tiers else None,
+        )
         self._scratch = Candidates(self.model.n_vocab)
         self._requests: dict[int, Request] = {}
         self._output = _Output()
         self._totals = _Totals()
+        self._stepped = False
 
     @property
     def info(self) -> ModelInfo:
@@ -85,7 +97,8 @@ class EngineCore:
 
     @property
     def busy(self) -> bool:
-        return bool(self._requests or self._output.failed or self._output.finished)
+        unsaid = self._output.failed or self._output.finished
+        return bool(self._requests or unsaid or (self.tiers and self.tiers.busy))
 
     def prepare(self, submit: Submit) -> Request | Fail:
         """Tokenise and compile; what is wrong with the request comes back as Fail."""
@@ -116,8 +129,10 @@ class EngineCore:
         ended = self._reason_to_end(prepared) if prepared.submit.resume else None
         if ended:
             self._end(prepared, ended)
-        else:
-            self.scheduler.add(prepared)
+            return
+        if self.tiers is not None:
+            self.tiers.queued(prepared, self.pace.prefill_token_s)
+        self.scheduler.add(prepared)
 
     def cancel(self, request_id: int) -> None:
         request = self._requests.get(request_id)
@@ -129,9 +144,38 @@ class EngineCore:
         """Admit, decode one batch, sample. Empty when there was nothing to do."""
         self.scheduler.admit()
         runs = self.scheduler.next_batch()
+        self._stepped = bool(runs)
         if runs and self._decode(runs):
             self._sample(runs)
         return self._output.take()
+
+    def tidy(self) -> bool:
+        """After a step's output is out: keep what was computed. False when neither this nor the
+        step had anything to do."""
+        if self.tiers is None:
+            return self._stepped
+        busy = self.tiers.busy or self._stepped
+        running = [r.sequence for r in self.scheduler.running if r.sequence is not None]
+        self.tiers.work(running, self._stepped)
+        return busy
+
+    def flush(self, timeout_s: float) -> bool:
+        """Bring everything computed to the disk; false when the time was not enough."""
+        if self.tiers is None:
+            return True
+        self.tiers.settle()
+        return self.tiers.manager.flush(timeout_s)
+
+    def purge(self, namespace: str) -> bool:
+        """Forget what is kept, or that of one namespace; what runs goes on."""
+        if self.tiers is None:
+            self.pool.evict_idle()
+            return True
+        return self.tiers.purge(namespace)
+
+    def close(self, timeout_s: float) -> None:
+        if self.tiers is not None:
+            self.tiers.close(timeout_s)
 
     def stats(self, call_id: int) -> Stats:
         return Stats(
@@ -148,6 +192,9 @@ class EngineCore:
             completion_tokens_total=self._totals.completion_tokens,
             steps_total=self._totals.steps,
             preemptions_total=self.scheduler.preemptions,
+            dram_tokens_total=self._totals.dram_tokens,
+            ssd_tokens_total=self._totals.ssd_tokens,
+            cache=self.tiers.stats() if self.tiers else {},
         )
 
     def _tokenize(self, submit: Submit) -> npt.NDArray[np.int32]:
@@ -199,6 +246,8 @@ class EngineCore:
         for run in runs:
             self._totals.computed_tokens += run.n_tokens
             run.request.note_evaluated(run.n_tokens)
+            if self.tiers is not None:
+                self.tiers.computed(run.request)
         return True
 
     def _row(self, run: Run) -> tuple[int, int, npt.NDArray[np.int32], bool]:
@@ -271,6 +320,8 @@ class EngineCore:
         usage = request.usage()
         self._totals.prompt_tokens += usage.prompt_tokens
         self._totals.cached_tokens += usage.cached_tokens
+        self._totals.dram_tokens += usage.dram_tokens
+        self._totals.ssd_tokens += usage.ssd_tokens
         self._output.finished.append(Finish(request.id, reason, usage, request.text.stopped_by))
         self._release(request)
 
@@ -279,18 +330,22 @@ class EngineCore:
         sequence, request.sequence = request.sequence, None
         self._release(request)
         if sequence is not None:
-            self.pool.drop(sequence)
+            self.pool.spoil(sequence)
 
     def _release(self, request: Request) -> None:
         """Take the request out; what it computed stays as prefix cache."""
         self.scheduler.remove(request)
         request.sampler.close()
         del self._requests[request.id]
+        if self.tiers is not None:
+            self.tiers.leave(request)
         sequence, request.sequence = request.sequence, None
         if sequence is None:
             return
-        if request.submit.cache_prompt and sequence.n_tokens:
+        if sequence.keep and sequence.n_tokens:
             self.pool.retire(sequence)
+            if self.tiers is not None:
+                self.tiers.finished(sequence)
             # Idle cells slow every step of the others, so they may not fill the pool.
             self.pool.evict_idle(keep_cells=self.pool.cells.total // 2)
         else:

@@ -1,7 +1,7 @@
-"""llama.cpp through its ctypes binding: model, context, batch, sampler chain, grammar.
+"""llama.cpp through its ctypes binding: model, context, batch, state.
 
-The only module that imports `llama_cpp`, and only worker processes load it. It owns the foreign
-memory and turns return codes into exceptions; it decides nothing.
+Only this module and `llama_sampling` import `llama_cpp`, and only worker processes load them. They
+own the foreign memory and turn return codes into exceptions; they decide nothing.
 """
 
 from __future__ import annotations
@@ -9,32 +9,24 @@ from __future__ import annotations
 import ctypes
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import llama_cpp.llama_cpp as ffi
 import numpy as np
 import numpy.typing as npt
 
-from node.engine.gbnf import GrammarError, check_gbnf
-from node.engine.messages import Load, ModelInfo, Sampling
+from node.engine.messages import Load, ModelInfo
 
-__all__ = [
-    "Grammar",
-    "GrammarError",
-    "LlamaContext",
-    "LlamaModel",
-    "LoadError",
-    "NoSlot",
-    "SamplerChain",
-    "build_info",
-]
+__all__ = ["LlamaContext", "LlamaModel", "LoadError", "NoSlot", "build_info", "forget", "reason"]
 
 Tokens = npt.NDArray[np.int32]
+Blob = npt.NDArray[np.uint8]
+Memory = Literal["full", "window", "hybrid", "recurrent"]
 
 _TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q4_0": 2}
-_DRY_BREAKERS = (b"\n", b":", b'"', b"*")
-_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+_HEADER_TOKENS = 8  # control tokens nearer than this belong to one message header
 
 _log: deque[str] = deque(maxlen=40)
 _alive: list[Any] = []  # objects that C code keeps a pointer to
@@ -79,14 +71,13 @@ class LlamaModel:
             params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
         handle = ffi.llama_model_load_from_file(load.path.encode(), params)
         if not handle:
-            raise LoadError(_reason("the model could not be loaded"), memory=_log_tells_of_memory())
+            raise LoadError(reason("the model could not be loaded"), memory=_log_tells_of_memory())
         self.handle: Any = handle
         self.vocab: Any = ffi.llama_model_get_vocab(handle)
         self.n_vocab = int(ffi.llama_vocab_n_tokens(self.vocab))
         self.n_ctx_train = int(ffi.llama_model_n_ctx_train(handle))
-        self.can_fork = not (
-            ffi.llama_model_is_recurrent(handle) or ffi.llama_model_is_hybrid(handle)
-        )
+        self.window_tokens = int(ffi.llama_model_n_swa(handle))
+        self.can_fork = self.memory in ("full", "window")
         attributes = np.array(
             [ffi.llama_vocab_get_attr(self.vocab, t) for t in range(self.n_vocab)], np.int32
         )
@@ -97,6 +88,25 @@ class LlamaModel:
         )
         self._eog_set = frozenset(self.eog.tolist())
         self._pieces: dict[tuple[int, bool], bytes] = {}
+
+    @property
+    def memory(self) -> Memory:
+        """What kind of state the model computes."""
+        if ffi.llama_model_is_recurrent(self.handle):
+            return "recurrent"
+        if ffi.llama_model_is_hybrid(self.handle):
+            return "hybrid"
+        return "window" if self.window_tokens else "full"
+
+    def message_starts(self, tokens: Tokens) -> list[int]:
+        """Positions where a message begins: a control token that does not end one, some way
+        behind the last such."""
+        control = (self._special[tokens] != 0) & ~np.isin(tokens, self.eog)
+        starts: list[int] = []
+        for position in np.flatnonzero(control).tolist():
+            if position and (not starts or position - starts[-1] >= _HEADER_TOKENS):
+                starts.append(position)
+        return starts
 
     def is_eog(self, token: int) -> bool:
         return token in self._eog_set
@@ -188,7 +198,7 @@ class LlamaContext:
         params.n_ctx = load.n_ctx
         params.n_batch = load.n_batch
         params.n_ubatch = min(load.n_ubatch, load.n_batch)
-        params.n_seq_max = load.max_sequences
+        params.n_seq_max = load.max_sequences + 1
         params.kv_unified = True
         params.flash_attn_type = 1
         params.swa_full = True
@@ -197,14 +207,15 @@ class LlamaContext:
         params.n_threads = params.n_threads_batch = threads
         handle = ffi.llama_init_from_model(model.handle, params)
         if not handle:
-            raise LoadError(_reason("the context could not be created"), memory=True)
+            raise LoadError(reason("the context could not be created"), memory=True)
         self._handle: Any = handle
         self._memory: Any = ffi.llama_get_memory(handle)
         self._n_vocab = model.n_vocab
-        self._window_tokens = int(ffi.llama_model_n_swa(model.handle))
+        self._window_tokens = model.window_tokens
         self.n_ctx = int(ffi.llama_n_ctx(handle))
         self.n_batch = int(ffi.llama_n_batch(handle))
         self.n_sequences = load.max_sequences
+        self._scratch = load.max_sequences  # a sequence id nobody else uses
         self.threads = threads
         self._map_batch()
 
@@ -245,7 +256,7 @@ class LlamaContext:
         if code == 1:
             raise NoSlot
         if code != 0:
-            raise RuntimeError(_reason(f"llama_decode returned {code}"))
+            raise RuntimeError(reason(f"llama_decode returned {code}"))
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Logits of the batch row, shape (n_vocab,); a view, valid until the next decode."""
@@ -267,118 +278,50 @@ class LlamaContext:
         oldest = int(ffi.llama_memory_seq_pos_min(self._memory, seq_id))
         return oldest <= max(0, position - self._window_tokens)
 
+    def state_bytes(self, seq_id: int, start: int, end: int) -> int:
+        """Size of what `read_state` writes."""
+        ffi.llama_memory_seq_cp(self._memory, seq_id, self._scratch, start, end)
+        size = int(ffi.llama_state_seq_get_size_ext(self._handle, self._scratch, 0))
+        self.seq_rm(self._scratch)
+        return size
 
-class SamplerChain:
-    """The samplers of one request that only look at logits and accepted tokens."""
-
-    def __init__(self, model: LlamaModel, sampling: Sampling) -> None:
-        self._chain: Any = ffi.llama_sampler_chain_init(ffi.llama_sampler_chain_default_params())
-        for sampler in _samplers(model, sampling):
-            ffi.llama_sampler_chain_add(self._chain, sampler)
-
-    def accept(self, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            ffi.llama_sampler_accept(self._chain, token)
-
-    def apply(self, candidates: Candidates) -> None:
-        ffi.llama_sampler_apply(self._chain, ctypes.byref(candidates.array))
-
-    def close(self) -> None:
-        ffi.llama_sampler_free(self._chain)
-
-
-class Candidates:
-    """Token candidates in the layout that llama.cpp's samplers change in place."""
-
-    def __init__(self, n: int) -> None:
-        self._data = np.zeros(n, _CANDIDATE)
-        self._ids = np.arange(n, dtype=np.int32)
-        self._pointer: Any = self._data.ctypes.data_as(ctypes.POINTER(ffi.llama_token_data))
-        self.array = ffi.llama_token_data_array()
-
-    def fill(self, logits: npt.NDArray[np.float32]) -> None:
-        self._data["id"] = self._ids
-        self._data["logit"] = logits
-        self._set_size(len(logits))
-
-    def fill_one(self, token: int) -> None:
-        self._data[0] = (token, 0.0, 0.0)
-        self._set_size(1)
-
-    def _set_size(self, n: int) -> None:
-        self.array.data = self._pointer
-        self.array.size, self.array.selected, self.array.sorted = n, -1, False
-
-    @property
-    def ids(self) -> Tokens:
-        return self._data["id"][: self.array.size]
-
-    @property
-    def logits(self) -> npt.NDArray[np.float32]:
-        return self._data["logit"][: self.array.size]
-
-
-class Grammar:
-    """A compiled GBNF grammar and how far the output has got in it."""
-
-    def __init__(self, model: LlamaModel, gbnf: str) -> None:
-        check_gbnf(gbnf)
-        _log.clear()
-        self._handle: Any = ffi.llama_sampler_init_grammar(model.vocab, gbnf.encode(), b"root")
-        if not self._handle:
-            raise GrammarError(_reason("the grammar does not compile"))
-
-    def mask(self, candidates: Candidates) -> None:
-        """Set the logit of every candidate that the grammar forbids to -inf."""
-        ffi.llama_sampler_apply(self._handle, ctypes.byref(candidates.array))
-
-    def accept(self, token: int) -> None:
-        """The token must be one that `mask` allows; llama.cpp aborts on any other."""
-        ffi.llama_sampler_accept(self._handle, token)
-
-    def close(self) -> None:
-        ffi.llama_sampler_free(self._handle)
-
-
-def _samplers(model: LlamaModel, s: Sampling) -> Iterable[Any]:
-    if s.logit_bias:
-        biases = (ffi.llama_logit_bias * len(s.logit_bias))(
-            *(ffi.llama_logit_bias(token, bias) for token, bias in s.logit_bias)
+    def read_state(self, seq_id: int, start: int, end: int, out: Blob) -> bool:
+        """Copy the state of positions [start, end); false when it does not fill `out` exactly."""
+        ffi.llama_memory_seq_cp(self._memory, seq_id, self._scratch, start, end)
+        n = ffi.llama_state_seq_get_data_ext(
+            self._handle, _pointer(out), len(out), self._scratch, 0
         )
-        yield ffi.llama_sampler_init_logit_bias(model.n_vocab, len(s.logit_bias), biases)
-    if (s.repeat_penalty, s.frequency_penalty, s.presence_penalty) != (1.0, 0.0, 0.0):
-        last_n = _look_back(model, s.repeat_last_n)
-        yield ffi.llama_sampler_init_penalties(
-            model.n_vocab, last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+        self.seq_rm(self._scratch)
+        return int(n) == len(out)
+
+    def snapshot_bytes(self, seq_id: int, *, whole: bool) -> int:
+        """Size of what `read_snapshot` writes."""
+        flags = 0 if whole else ffi.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        return int(ffi.llama_state_seq_get_size_ext(self._handle, seq_id, flags))
+
+    def read_snapshot(self, seq_id: int, out: Blob, *, whole: bool) -> bool:
+        """Copy the part of a sequence's state that cannot be cut, or all of it."""
+        flags = 0 if whole else ffi.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        n = ffi.llama_state_seq_get_data_ext(self._handle, _pointer(out), len(out), seq_id, flags)
+        return int(n) == len(out)
+
+    def write_state(self, seq_id: int, start: int, end: int, blob: Blob) -> bool:
+        """Give a sequence the state of positions [start, end), which must continue it; false when
+        llama.cpp refused, and then the sequence is as before.
+
+        `set_data` empties its destination, hence the detour.
+        """
+        n = ffi.llama_state_seq_set_data_ext(
+            self._handle, _pointer(blob), len(blob), self._scratch, 0
         )
-    if s.dry_multiplier > 0:
-        breakers = (ctypes.c_char_p * len(_DRY_BREAKERS))(*_DRY_BREAKERS)
-        last_n = _look_back(model, s.dry_penalty_last_n)
-        yield ffi.llama_sampler_init_dry(
-            model.vocab,
-            s.dry_multiplier,
-            s.dry_base,
-            s.dry_allowed_length,
-            last_n,
-            breakers,
-            len(_DRY_BREAKERS),
-        )
-    if s.temperature <= 0:
-        return
-    if s.top_k > 0:
-        yield ffi.llama_sampler_init_top_k(s.top_k)
-    if s.typical_p < 1:
-        yield ffi.llama_sampler_init_typical(s.typical_p, 1)
-    if s.top_p < 1:
-        yield ffi.llama_sampler_init_top_p(s.top_p, 1)
-    if s.min_p > 0:
-        yield ffi.llama_sampler_init_min_p(s.min_p, 1)
-    yield ffi.llama_sampler_init_temp(s.temperature)
+        if n:
+            ffi.llama_memory_seq_cp(self._memory, self._scratch, seq_id, start, end)
+        self.seq_rm(self._scratch)
+        return int(n) == len(blob)
 
 
-def _look_back(model: LlamaModel, n_tokens: int) -> int:
-    """-1 means all. Bounded, because the samplers allocate as much as they are told."""
-    return min(n_tokens, model.n_ctx_train) if n_tokens >= 0 else model.n_ctx_train
+def _pointer(blob: Blob) -> Any:
+    return blob.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 class _BufferOverride(ctypes.Structure):
@@ -416,7 +359,13 @@ def _on_log(level: int, text: bytes, _data: Any) -> None:
         _log.append(text.decode(errors="replace").strip())
 
 
-def _reason(what: str) -> str:
+def forget() -> None:
+    """What llama.cpp has said so far is nobody's reason."""
+    _log.clear()
+
+
+def reason(what: str) -> str:
+    """`what`, with what llama.cpp has said last."""
     errors = [line for line in _log if "error" in line.lower() or "fail" in line.lower()]
     detail = "; ".join(dict.fromkeys((errors or list(_log))[-3:]))
     return f"{what}: {detail}"[:500] if detail else what

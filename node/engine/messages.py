@@ -6,9 +6,12 @@ worker answers with `Report`s. A request is known by `request_id` on both sides.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 __all__ = [
+    "CachePlan",
     "Cancel",
     "Command",
     "Constraint",
@@ -16,9 +19,11 @@ __all__ = [
     "Detokenize",
     "Fail",
     "Finish",
+    "FlushCache",
     "Load",
     "LoadFailed",
     "ModelInfo",
+    "PurgeCache",
     "Ready",
     "Report",
     "Reply",
@@ -71,8 +76,24 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
     emitted_chars: int
 
 
+class CachePlan(msgspec.Struct, frozen=True, array_like=True):
+    """Tiers below the device. No `ssd_path`: no disk tier. Sizes in bytes, `calibration_path` is
+    the file that keeps what was measured on this machine; `ssd_read_bytes_per_s` slows the disk
+    down (0 does not)."""
+
+    dram_bytes: int
+    ssd_path: str | None
+    ssd_bytes: int
+    ssd_free_floor_bytes: int
+    ssd_write_bytes_per_day: int
+    flush_interval_s: float
+    snapshot_blocks: int = 8
+    ssd_read_bytes_per_s: float = 0.0
+    calibration_path: str | None = None
+
+
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """First message: which file to open and with which plan."""
+    """First message: which file to open and with which plan; `name` is for people."""
 
     path: str
     n_ctx: int
@@ -86,13 +107,16 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     tensor_overrides: tuple[str, ...] = ()
     use_mmap: bool = True
     token_gap_ms: float = 100.0
+    cache: CachePlan | None = None
+    name: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """One sequence to generate.
 
     `prompt` is a list of text segments, each tokenised by itself with special tokens read, or
-    token ids. `max_tokens` None means: until the window is full.
+    token ids. `max_tokens` None means: until the window is full. Requests of different tenants
+    never share computed state.
     """
 
     request_id: int
@@ -106,6 +130,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     render_special: bool = False
     cache_prompt: bool = True
     add_bos: bool = True
+    tenant: str = ""
     resume: Resume | None = None
 
 
@@ -129,7 +154,20 @@ class StatsRequest(msgspec.Struct, frozen=True, tag="stats"):
     call_id: int
 
 
-Command = Load | Submit | Cancel | Tokenize | Detokenize | StatsRequest
+class FlushCache(msgspec.Struct, frozen=True, tag="flush"):
+    """Answered with a Reply when all that is computed is on the disk."""
+
+    call_id: int
+
+
+class PurgeCache(msgspec.Struct, frozen=True, tag="purge"):
+    """Forget kept state, or that of one namespace; files are not touched. Answered with a Reply."""
+
+    call_id: int
+    namespace: str = ""
+
+
+Command = Load | Submit | Cancel | Tokenize | Detokenize | StatsRequest | FlushCache | PurgeCache
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -173,7 +211,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of one sequence by where they came from, and its times.
 
-    cached + computed = prompt tokens. Times are seconds on the worker's clock.
+    cached + computed = prompt tokens; cached = device + dram + ssd. Times are seconds on the
+    worker's clock.
     """
 
     prompt_tokens: int = 0
@@ -183,6 +222,12 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     queued_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    dram_tokens: int = 0
+    ssd_tokens: int = 0
+
+    @property
+    def device_tokens(self) -> int:
+        return self.cached_tokens - self.dram_tokens - self.ssd_tokens
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -242,6 +287,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats_reply"):
     completion_tokens_total: int
     steps_total: int
     preemptions_total: int
+    dram_tokens_total: int = 0
+    ssd_tokens_total: int = 0
+    demotions_total: int = 0
+    cache: dict[str, Any] = {}
 
 
 Report = Ready | LoadFailed | Step | Reply | Stats

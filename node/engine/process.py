@@ -77,7 +77,7 @@ class WorkerProcess:
         if not self._process.stdin.is_closing():
             self._process.stdin.write(frames.encode(command))
 
-    async def stop(self, grace_s: float = 5.0) -> None:
+    async def stop(self, grace_s: float = 12.0) -> None:
         """End the process: close its input, then kill it."""
         assert self._process.stdin is not None
         self._process.stdin.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import enum
 import time
 
 import numpy as np
 import numpy.typing as npt
 
-from kvcache import Sequence
+from kvcache import Sequence, Ticket
 from node.engine.messages import Submit, Usage
 from node.engine.sampling import TokenSampler
 from node.engine.text import TextStream
@@ -36,6 +37,10 @@ class Request:
         self.sequence: Sequence | None = None
         self.n_prompt = len(prompt)
         self.evaluated_prompt_tokens = 0
+        self.ticket: Ticket | None = None  # what it waits for from the lower tiers
+        self.stops: list[int] = []  # positions at which a step must end, in order
+        self.dram_tokens = 0
+        self.ssd_tokens = 0
         self.overtaken = 0  # later requests that were started while this one did not fit
         self.times = {"submitted": time.monotonic()}
         self._tokens = np.resize(prompt, len(prompt) + 256)
@@ -62,6 +67,18 @@ class Request:
         return self._n_tokens - (self.sequence.n_tokens if self.sequence else 0)
 
     @property
+    def n_until_stop(self) -> int:
+        """Pending tokens that may be computed in one step."""
+        at = self.sequence.n_tokens if self.sequence else 0
+        i = bisect.bisect(self.stops, at)
+        return min(self.n_pending, self.stops[i] - at) if i < len(self.stops) else self.n_pending
+
+    @property
+    def ready(self) -> bool:
+        """Nothing of it is still on its way from the disk."""
+        return self.ticket is None or self.ticket.ready
+
+    @property
     def decoding(self) -> bool:
         return self.n_output > 0 and self.n_pending == 1
 
@@ -75,6 +92,19 @@ class Request:
         assert self.sequence is not None
         start = self.sequence.n_tokens - n_tokens
         self.evaluated_prompt_tokens += max(0, min(self.sequence.n_tokens, self.n_prompt) - start)
+
+    def note_restored(self, start: int, end: int, from_ssd: int) -> None:
+        """Positions [start, end) came from the lower tiers, so many of them from the disk. What
+        comes back after the request gave way counts as before."""
+        if "admitted" in self.times:
+            return
+        self.ssd_tokens += min(from_ssd, max(0, self.n_prompt - start))
+        self.dram_tokens += max(0, min(end, self.n_prompt) - start) - from_ssd
+
+    def forget_restored(self) -> None:
+        """It has to be computed after all."""
+        if "admitted" not in self.times:
+            self.ssd_tokens = self.dram_tokens = 0
 
     def append(self, token: int) -> None:
         if self._n_tokens == len(self._tokens):
@@ -91,14 +121,18 @@ class Request:
         admitted = self.times.get("admitted", now)
         first = self.times.get("first_token", now)
         computed = min(self.evaluated_prompt_tokens, self.n_prompt)  # more after a preemption
+        cached = self.n_prompt - computed
+        ssd = min(self.ssd_tokens, cached)
         return Usage(
             prompt_tokens=self.n_prompt,
-            cached_tokens=self.n_prompt - computed,
+            cached_tokens=cached,
             computed_tokens=computed,
             completion_tokens=self.n_output,
             queued_s=admitted - self.times["submitted"],
             prefill_s=first - admitted,
             decode_s=now - first,
+            dram_tokens=min(self.dram_tokens, cached - ssd),
+            ssd_tokens=ssd,
         )
 
     def _take_up(self, output: tuple[int, ...]) -> None:

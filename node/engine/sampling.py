@@ -12,13 +12,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from node.engine.llama import (
-    Candidates,
-    Grammar,
-    GrammarError,
-    LlamaModel,
-    SamplerChain,
-)
+from node.engine.llama import LlamaModel
+from node.engine.llama_sampling import Candidates, Grammar, GrammarError, SamplerChain
 from node.engine.messages import Constraint, Sampling, TokenLogprob
 
 __all__ = ["ConstraintState", "TokenSampler", "token_logprob"]

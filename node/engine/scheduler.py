@@ -7,6 +7,7 @@ arrival. Admission counts unique cells and skips what does not fit.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
@@ -40,6 +41,11 @@ class Pace:
         self._decode_step_s = 0.0
         self._prefill_token_s = 0.0
 
+    @property
+    def prefill_token_s(self) -> float:
+        """Seconds for a prompt token; 0 when nothing has been measured."""
+        return self._prefill_token_s
+
     def note(self, n_decoding: int, n_prefill_tokens: int, elapsed_s: float) -> None:
         if n_prefill_tokens == 0:
             self._decode_step_s = _average(self._decode_step_s, elapsed_s)
@@ -66,9 +72,17 @@ class Pace:
 
 
 class Scheduler:
-    """Waiting and running requests. Not thread-safe: the engine loop owns it."""
+    """Waiting and running requests. Not thread-safe: the engine loop owns it. `fill` adds to a
+    started request's sequence what the tiers below the device have of it."""
 
-    def __init__(self, pool: SequencePool, n_batch: int, max_running: int, pace: Pace) -> None:
+    def __init__(
+        self,
+        pool: SequencePool,
+        n_batch: int,
+        max_running: int,
+        pace: Pace,
+        fill: Callable[[Request], None] | None = None,
+    ) -> None:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = 0
@@ -76,6 +90,7 @@ class Scheduler:
         self._n_batch = n_batch
         self._max_running = min(max_running, n_batch)  # each may decode a token in every step
         self._pace = pace
+        self._fill = fill
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
@@ -94,11 +109,12 @@ class Scheduler:
         for request in list(islice(self.waiting, _LOOK_AHEAD)):
             if len(self.running) >= self._max_running:
                 return
-            if self._prefix_is_coming(request):
+            if not request.ready or self._prefix_is_coming(request):
                 continue
             reserved = sum(r.n_pending for r in self.running)
             margin = reserved + _GROWTH_MARGIN_TOKENS if self.running else 0
-            opened = self._pool.open(request.tokens, margin, request.submit.cache_prompt)
+            submit = request.submit
+            opened = self._pool.open(request.tokens, margin, submit.cache_prompt, submit.tenant)
             if opened is None:
                 if request.overtaken >= _MAX_OVERTAKEN:
                     return
@@ -110,6 +126,8 @@ class Scheduler:
             self.running.append(request)
             request.sequence = opened.sequence
             request.status = RequestStatus.RUNNING
+            if self._fill is not None:
+                self._fill(request)
             request.mark("admitted")
 
     def next_batch(self) -> list[Run]:
@@ -121,7 +139,7 @@ class Scheduler:
                 runs.append(Run(request, 1))
         budget = min(self._n_batch - len(runs), self._pace.chunk_tokens(decoding=bool(runs)))
         for request in [r for r in self.running if not r.decoding and not _in(r, runs)]:
-            n = min(request.n_pending, budget)
+            n = min(request.n_until_stop, budget)
             if n and request.status is RequestStatus.RUNNING and self._extend(request, n, runs):
                 runs.append(Run(request, n))
                 budget -= n
@@ -152,11 +170,11 @@ class Scheduler:
         if not (self._pool.can_fork and request.submit.cache_prompt):
             return False
         tokens = request.tokens[:-1]
-        _, matched = self._pool.match(tokens)
+        _, matched = self._pool.match(tokens, request.submit.tenant)
         return any(
             common_prefix(r.tokens, tokens) >= matched + _WORTH_WAITING_TOKENS
             for r in self.running
-            if r.submit.cache_prompt and not r.decoding
+            if r.submit.cache_prompt and r.submit.tenant == request.submit.tenant and not r.decoding
         )
 
 

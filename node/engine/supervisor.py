@@ -17,13 +17,16 @@ from typing import Any
 from node.engine.base import GenerateRequest
 from node.engine.messages import (
     Cancel,
+    Command,
     Delta,
     Detokenize,
     Fail,
     Finish,
+    FlushCache,
     Load,
     LoadFailed,
     ModelInfo,
+    PurgeCache,
     Ready,
     Reply,
     Report,
@@ -193,7 +196,17 @@ class EngineSupervisor:
         assert isinstance(stats, Stats)
         return stats
 
-    async def _call(self, command: Callable[[int], Tokenize | Detokenize | StatsRequest]) -> Any:
+    async def flush_cache(self) -> bool:
+        """Bring everything computed to the disk; false when that took too long."""
+        reply: Reply = await self._call(FlushCache)
+        return bool(reply.tokens[0])
+
+    async def purge_cache(self, namespace: str) -> bool:
+        """Forget computed state in memory, or that of one namespace; false as `flush_cache`."""
+        reply: Reply = await self._call(lambda call_id: PurgeCache(call_id, namespace))
+        return bool(reply.tokens[0])
+
+    async def _call(self, command: Callable[[int], Command]) -> Any:
         if self._dead is not None:
             raise self._dead
         if self._worker is None or not self._ready:

@@ -6,6 +6,7 @@ its environment before llama.cpp loads. It ends when stdin ends, so it never out
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -24,8 +25,10 @@ from node.engine.messages import (
     Command,
     Detokenize,
     Fail,
+    FlushCache,
     Load,
     LoadFailed,
+    PurgeCache,
     Ready,
     Reply,
     Report,
@@ -41,6 +44,8 @@ logger = logging.getLogger(__name__)
 _THREADS_EVERY_S = 1.0
 _FIRST_LOOK_S = 0.3
 _PAUSE_S, _LONG_PAUSE_S = 0.05, 1.0
+_LOOK_EVERY_S = 0.02
+_FLUSH_S = 8.0  # at the end; less than the supervisor waits
 
 
 class Pipe:
@@ -104,17 +109,18 @@ def main() -> int:
     load = frames.decode_command(body)
     assert isinstance(load, Load), "the first command must be Load"
     plan = ThreadPlan(load.threads)
+    actions: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
     try:
-        core = EngineCore(load, plan.threads())
+        core = EngineCore(load, plan.threads(), on_loaded=lambda: actions.put(_look_again))
     except LoadError as error:
         pipe.send(LoadFailed("memory" if error.memory else "model", str(error)))
         return 1
     pipe.send(Ready(core.info))
-    actions: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
     threading.Thread(
         target=_read_commands, args=(commands, core, pipe, actions), name="reader", daemon=True
     ).start()
     _run(core, pipe, actions, plan)
+    core.close(_FLUSH_S)
     return 0
 
 
@@ -133,7 +139,7 @@ def _run(
     plan: ThreadPlan,
 ) -> None:
     while True:
-        # One step: drain messages, follow the load, compute, hand over.
+        # One step: drain messages, follow the load, compute, hand over, keep.
         if not core.busy:
             since = time.monotonic()
             action = actions.get()
@@ -152,6 +158,16 @@ def _run(
         step = core.step()
         if step.deltas or step.finished or step.failed:
             pipe.send(step)
+        if not core.tidy():  # all that waits, waits for the disk
+            with contextlib.suppress(queue.Empty):
+                action = actions.get(timeout=_LOOK_EVERY_S)
+                if action is None:
+                    return
+                action()
+
+
+def _look_again() -> None:
+    """Only wakes the loop."""
 
 
 def _read_commands(
@@ -179,6 +195,10 @@ def _action(command: Command, core: EngineCore, pipe: Pipe) -> Callable[[], None
             return lambda: core.cancel(request_id)
         case StatsRequest(call_id):
             return lambda: pipe.send(core.stats(call_id))
+        case FlushCache(call_id):
+            return lambda: pipe.send(Reply(call_id, (int(core.flush(_FLUSH_S)),)))
+        case PurgeCache(call_id, namespace):
+            return lambda: pipe.send(Reply(call_id, (int(core.purge(namespace)),)))
         case Tokenize(call_id, text, add_special, parse_special):
             tokens = core.model.tokenize(text, add_special=add_special, parse_special=parse_special)
             pipe.send(Reply(call_id, tuple(tokens.tolist())))
