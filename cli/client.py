@@ -75,7 +75,8 @@ class DaemonClient:
             raise Unavailable(NOT_RUNNING)
         self.about = about
         self._paths = paths
-        key = load_config(paths.config_file).config.api.key
+        api = load_config(paths.config_file).config.api
+        key = api.key or next(iter(api.keys), None)
         self._api_headers = {"Authorization": f"Bearer {key}"} if key else {}
         # A proxy from the environment must not see requests to this machine. No read timeout:
         # a long prompt on a slow machine is silent for as long as it takes.
@@ -106,6 +107,21 @@ class DaemonClient:
 
     def shutdown(self) -> None:
         self._admin("POST", "shutdown", {})
+
+    def settings(self) -> dict[str, Any]:
+        """Values of all keys as the daemon uses them; secrets are blanked."""
+        return {row["key"]: row["value"] for row in self._admin("GET", "config")["settings"]}
+
+    def kv(self) -> list[dict[str, Any]]:
+        """What each loaded model keeps below the device; see `Tiers.stats`."""
+        models: list[dict[str, Any]] = self._admin("GET", "kv")["models"]
+        return models
+
+    def kv_flush(self) -> bool:
+        return bool(self._admin("POST", "kv/flush", {})["flushed"])
+
+    def kv_purge(self, namespace: str) -> None:
+        self._admin("POST", "kv/purge", {"namespace": namespace})
 
     def chat(self, body: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The chunks of a streamed chat completion, the last one with `usage` and `timings`.

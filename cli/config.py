@@ -13,8 +13,6 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Settings of this node.", no_args_is_help=True)
 
-_SECRETS = frozenset({"api.key"})
-
 
 @app.callback()
 def _config() -> None:
@@ -45,7 +43,9 @@ def show(as_json: Json = False) -> None:
 
 
 def _shown(key: str, value: Any) -> Any:
-    return "(set)" if key in _SECRETS and value is not None else value
+    from node.config import SECRET_KEYS
+
+    return "(set)" if key in SECRET_KEYS and value else value
 
 
 def _text(value: Any) -> str:

@@ -22,6 +22,9 @@ class Turn:
     finish_reason: str
     prompt_tokens: int
     cached_tokens: int
+    device_tokens: int
+    dram_tokens: int
+    ssd_tokens: int
     computed_tokens: int
     completion_tokens: int
     ttft_ms: float
@@ -92,6 +95,9 @@ class _Answer:
                         self._ttft_ms = (time.perf_counter() - self._sent_s) * 1000
                     yield piece
 
+    def _tokens_from(self, tier: str) -> int:
+        return int(self._timings.get(f"{tier}_tokens", 0))
+
     def turn(self) -> Turn:
         prompt_tokens = int(self._usage.get("prompt_tokens", 0))
         cached = int(self._usage.get("prompt_tokens_details", {}).get("cached_tokens", 0))
@@ -101,6 +107,9 @@ class _Answer:
             self._finish_reason,
             prompt_tokens,
             cached,
+            self._tokens_from("device"),
+            self._tokens_from("dram"),
+            self._tokens_from("ssd"),
             int(self._timings.get("computed_tokens", prompt_tokens - cached)),
             int(self._usage.get("completion_tokens", 0)),
             round(self._ttft_ms, 1),

@@ -27,7 +27,9 @@ class Column(NamedTuple):
 COLUMNS = (
     Column("STEP", lambda step: str(step.number)),
     Column("PROMPT", lambda step: str(step.turn.prompt_tokens)),
-    Column("CACHED", lambda step: str(step.turn.cached_tokens)),
+    Column("DEVICE", lambda step: str(step.turn.device_tokens)),
+    Column("DRAM", lambda step: str(step.turn.dram_tokens)),
+    Column("SSD", lambda step: str(step.turn.ssd_tokens)),
     Column("COMPUTED", lambda step: str(step.turn.computed_tokens)),
     Column("TTFT-MS", lambda step: f"{step.turn.ttft_ms:.0f}"),
     Column("TOKENS/S", lambda step: f"{step.turn.tokens_per_s:.1f}"),

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from cli import bench, chat, config, demo, doctor, models, options, serve, status
+from cli import bench, chat, config, demo, doctor, kv, models, options, serve, status
 from node import __version__
 from node.errors import NodeError
 
@@ -30,6 +30,7 @@ app = typer.Typer(
 for _commands in (serve, status, models, chat, demo, doctor):
     _commands.register(app)
 app.add_typer(config.app, name="config")
+app.add_typer(kv.app, name="kv")
 app.add_typer(bench.app, name="bench")
 
 

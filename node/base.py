@@ -80,6 +80,14 @@ class Pool(Protocol):
 
     async def states(self) -> list[ModelState]: ...
 
+    async def flush_cache(self) -> bool:
+        """Bring what all loaded models have computed to the disk; false when not all of it is."""
+        ...
+
+    async def purge_cache(self, namespace: str) -> bool:
+        """Forget computed state in memory, or that of one namespace; false when not all is gone."""
+        ...
+
     @property
     def loading(self) -> bool:
         """True while a model is being loaded and none is ready to answer."""

@@ -21,13 +21,18 @@ from node.errors import ConfigError
 __all__ = [
     "ApiConfig",
     "EngineConfig",
+    "KVCacheConfig",
     "ModelsConfig",
     "NodeConfig",
+    "SECRET_KEYS",
     "SamplingConfig",
     "Setting",
     "load_config",
     "settings",
 ]
+
+
+SECRET_KEYS = frozenset({"api.key", "api.keys"})  # never shown
 
 
 def _key(default: Any, text: str, low: float | None = None, high: float | None = None) -> Any:
@@ -39,6 +44,9 @@ class ApiConfig:
     host: str = _key("127.0.0.1", "Address to listen on. Anything but loopback needs `api.key`.")
     port: int = _key(4663, "TCP port; 0 takes a free one.", 0, 65535)
     key: str | None = _key(None, "Key that clients must send as `Authorization: Bearer KEY`.")
+    keys: tuple[str, ...] = _key(
+        (), "More keys. Callers with different keys never share computed state."
+    )
     allowed_hosts: tuple[str, ...] = _key((), "More names accepted in the Host header.")
     allowed_origins: tuple[str, ...] = _key((), "Browser origins accepted, as scheme://host:port.")
     queue_limit: int = _key(512, "Requests that may wait before new ones get 429.", 1, 100_000)
@@ -51,7 +59,7 @@ class ApiConfig:
 class EngineConfig:
     n_ctx: int | None = _key(None, "Context cells of a model; default: from the plan.", 64, 2**24)
     n_batch: int = _key(512, "Most tokens computed in one step.", 16, 16384)
-    max_sequences: int = _key(64, "Sequences a model holds at once, live and idle.", 1, 256)
+    max_sequences: int = _key(64, "Sequences a model holds at once, live and idle.", 1, 255)
     threads: int | None = _key(None, "CPU threads; default: follow the machine's load.", 1, 1024)
     gpu_layers: int | None = _key(None, "Layers on the GPU; default: from the plan.", 0, 10_000)
     kv_type: Literal["f16", "q8_0"] | None = _key(None, "Type of the KV cache; default: the plan.")
@@ -59,6 +67,24 @@ class EngineConfig:
     token_gap_ms: float = _key(100.0, "Gap between tokens that long prompts should respect.", 1)
     load_timeout_s: float = _key(300.0, "Longest time a model may take to load.", 1)
     memory_limit_bytes: int | None = _key(None, "RAM all loaded models may use; default: free.", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheConfig:
+    dram: bool = _key(True, "Keep computed state in main memory.")
+    dram_bytes: int | None = _key(None, "Its size for each loaded model; default: 25 % of RAM.", 0)
+    ssd: bool = _key(True, "Keep computed state on disk, across restarts.")
+    ssd_bytes: int | None = _key(
+        None, "Most bytes of all files there; default: 20 GB, at most 20 % of what it could use.", 0
+    )
+    ssd_free_floor_bytes: int = _key(5 * 10**9, "Free space that is never used up.", 0)
+    ssd_write_bytes_per_day: int = _key(100 * 10**9, "Most bytes written in a day.", 0)
+    path: str | None = _key(None, "Folder of the files; default: `kv` in the cache folder.")
+    flush_interval_s: float = _key(2.0, "Longest time computed state is on no disk.", 0.1, 3600)
+    snapshot_blocks: int = _key(
+        8, "Snapshots of state that cannot be cut: one in so many blocks of 64 tokens.", 1, 4096
+    )
+    ssd_read_bytes_per_s: float = _key(0.0, "Pretend the disk reads no faster; 0: do not.", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +107,7 @@ class NodeConfig:
 
     api: ApiConfig = ApiConfig()
     engine: EngineConfig = EngineConfig()
+    kvcache: KVCacheConfig = KVCacheConfig()
     models: ModelsConfig = ModelsConfig()
     sampling: SamplingConfig = SamplingConfig()
 

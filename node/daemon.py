@@ -70,7 +70,7 @@ async def _serve(
     from node.pool import ModelPool
 
     store = ModelStore(paths, discover=loaded.config.models.discover)
-    pool: Pool = ModelPool(store, loaded.config)
+    pool: Pool = ModelPool(store, loaded.config, paths)
     if model is not None:
         pool.resolve(model)
 

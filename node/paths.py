@@ -33,6 +33,15 @@ class NodePaths:
         return self.data / "models"
 
     @property
+    def kv(self) -> Path:
+        return self.cache / "kv"
+
+    @property
+    def calibration_file(self) -> Path:
+        """JSON: what moving and computing state costs on this machine, by model."""
+        return self.state / "calibration.json"
+
+    @property
     def log_file(self) -> Path:
         return self.state / "node.log"
 

@@ -27,7 +27,8 @@ from node.models import (
     check_gguf,
     smaller,
 )
-from node.plan import plan_here
+from node.paths import NodePaths
+from node.plan import plan_cache, plan_here
 from router import decide
 
 __all__ = ["ModelPool"]
@@ -63,11 +64,14 @@ class _Slot:
 
 
 class ModelPool:
-    """Implements `node.base.Pool`."""
+    """Implements `node.base.Pool`. Without `paths` nothing is kept below the device."""
 
-    def __init__(self, store: ModelStore, config: NodeConfig) -> None:
+    def __init__(
+        self, store: ModelStore, config: NodeConfig, paths: NodePaths | None = None
+    ) -> None:
         self._store = store
         self._config = config
+        self._paths = paths
         self._slots: dict[str, _Slot] = {}
         self._load_lock = asyncio.Lock()
         self._reaper: asyncio.Task[None] | None = None
@@ -120,6 +124,12 @@ class ModelPool:
     async def states(self) -> list[ModelState]:
         return [await self._state(model_id, slot) for model_id, slot in list(self._slots.items())]
 
+    async def flush_cache(self) -> bool:
+        return all([await engine.flush_cache() for engine in self._ready_engines()])
+
+    async def purge_cache(self, namespace: str) -> bool:
+        return all([await engine.purge_cache(namespace) for engine in self._ready_engines()])
+
     async def close(self) -> None:
         self._closing = True
         tasks = [s.ready for s in self._slots.values() if s.ready and not s.ready.done()]
@@ -130,6 +140,9 @@ class ModelPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(self._close(slot) for slot in list(self._slots.values())))
         await asyncio.gather(*self._ending)
+
+    def _ready_engines(self) -> list[EngineSupervisor]:
+        return [s.engine for s in self._slots.values() if s.loaded is not None and s.engine]
 
     def _installed(self) -> dict[str, InstalledModel]:
         when, models = self._listing
@@ -272,7 +285,9 @@ class ModelPool:
             threads=plan.threads,
             tensor_overrides=plan.tensor_overrides,
             use_mmap=plan.use_mmap,
+            name=model.name,
             token_gap_ms=self._config.engine.token_gap_ms,
+            cache=plan_cache(self._config.kvcache, self._paths) if self._paths else None,
         )
 
     async def _close(self, slot: _Slot) -> None:

@@ -30,6 +30,9 @@ ROUTES = {
     "GET /ingle/v1/status": "uptime, queue, loaded models (admin token)",
     "POST /ingle/v1/models/load": "load a model (admin token)",
     "POST /ingle/v1/models/unload": "unload it (admin token)",
+    "GET /ingle/v1/kv": "computed state of loaded models, by tier (admin token)",
+    "POST /ingle/v1/kv/flush": "bring it all to the disk (admin token)",
+    "POST /ingle/v1/kv/purge": "forget what memory holds of it (admin token)",
     "POST /ingle/v1/shutdown": "stop the daemon (admin token)",
     "GET /ingle/v1/config": "settings with their sources (admin token)",
 }

@@ -11,15 +11,14 @@ from starlette.responses import Response
 
 from node import __version__
 from node.api.fields import checked
-from node.api.schemas import LoadBody, UnloadBody
+from node.api.schemas import LoadBody, PurgeBody, UnloadBody
 from node.api.security import ADMIN_PREFIX
 from node.api.service import Service
 from node.api.stream import json_response, read_json
-from node.config import Setting
+from node.config import SECRET_KEYS, Setting
+from node.engine.messages import Stats
 
 __all__ = ["add_admin_routes"]
-
-_SECRETS = frozenset({"api.key"})
 
 
 def add_admin_routes(app: FastAPI, service: Service) -> None:
@@ -50,6 +49,22 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
         body = checked(await read_json(request.receive), UnloadBody)
         return json_response({"model": await service.pool.unload(service.resolve(body.model))})
 
+    @app.get(ADMIN_PREFIX + "/kv")
+    async def kv() -> Response:
+        states = [state for state in await service.pool.states() if state.stats is not None]
+        models = [_kv(state.id, state.stats) for state in states if state.stats]
+        return json_response({"models": models})
+
+    @app.post(ADMIN_PREFIX + "/kv/flush")
+    async def flush(request: Request) -> Response:
+        await read_json(request.receive, empty_ok=True)
+        return json_response({"flushed": await service.pool.flush_cache()})
+
+    @app.post(ADMIN_PREFIX + "/kv/purge")
+    async def purge(request: Request) -> Response:
+        body = checked(await read_json(request.receive, empty_ok=True), PurgeBody)
+        return json_response({"purged": await service.pool.purge_cache(body.namespace)})
+
     @app.post(ADMIN_PREFIX + "/shutdown")
     async def shutdown(request: Request) -> Response:
         await read_json(request.receive, empty_ok=True)
@@ -61,8 +76,28 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
         return json_response({"settings": [_setting(row) for row in service.settings]})
 
 
+def _kv(model_id: str, stats: Stats) -> dict[str, Any]:
+    """Device, DRAM and SSD of one model; prompt tokens by where their state came from."""
+    lower = stats.dram_tokens_total + stats.ssd_tokens_total
+    return {
+        "id": model_id,
+        "device": {
+            "cells": stats.cells_total,
+            "cells_free": stats.cells_free,
+            "idle_sequences": stats.idle_sequences,
+        },
+        "prompt_tokens": {
+            "device": stats.cached_tokens_total - lower,
+            "dram": stats.dram_tokens_total,
+            "ssd": stats.ssd_tokens_total,
+            "computed": stats.prompt_tokens_total - stats.cached_tokens_total,
+        },
+        **stats.cache,
+    }
+
+
 def _setting(row: Setting) -> dict[str, Any]:
     shown = row._asdict()
-    if row.key in _SECRETS and row.value is not None:
+    if row.key in SECRET_KEYS and row.value:
         shown["value"] = "(set)"
     return shown

@@ -9,8 +9,9 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
+from msgspec.structs import replace
 from starlette.types import Receive, Send
 
 from node.api.errors import error_body, log_internal, public_error
@@ -22,11 +23,18 @@ from node.engine.base import Engine, GenerateRequest
 from node.engine.messages import Delta, Finish
 from node.errors import ContextLengthExceeded, NodeError, Overloaded, Unavailable
 
-__all__ = ["Call", "Reply", "answer", "merged"]
+__all__ = ["Call", "Caller", "Reply", "answer", "merged"]
 
 logger = logging.getLogger(__name__)
 
 _ROUTE_HEADER = (b"x-inglenook-route", b"local")
+
+
+class Caller(NamedTuple):
+    """Who sent a request, as the guard saw it; see `AccessRules.tenant`."""
+
+    request_id: str
+    tenant: str
 
 
 class Reply(Protocol):
@@ -57,17 +65,17 @@ class Call(Protocol):
 
 
 async def answer(
-    service: Service, call: Call, request_id: str, receive: Receive, send: Send
+    service: Service, call: Call, caller: Caller, receive: Receive, send: Send
 ) -> None:
     """Write the whole response, or raise before its first byte. Cancels when the client leaves."""
-    await until_disconnect(receive, _Answer(service, call, request_id, send).run())
+    await until_disconnect(receive, _Answer(service, call, caller, send).run())
 
 
 class _Answer:
-    def __init__(self, service: Service, call: Call, request_id: str, send: Send) -> None:
+    def __init__(self, service: Service, call: Call, caller: Caller, send: Send) -> None:
         self._service = service
         self._call = call
-        self._request_id = request_id
+        self._caller = caller
         self._send = send
         self._tally = Tally()
         self._tally.choices_per_prompt = call.choices_per_prompt
@@ -122,7 +130,7 @@ class _Answer:
             self._outcome = "error"
             # The status cannot change any more: the error becomes an event of the stream.
             if not isinstance(error, NodeError):
-                log_internal(error, self._request_id)
+                log_internal(error, self._caller.request_id)
             await stream.finish(b"data: " + error_body(public_error(error)) + b"\n\n" + DONE)
         finally:
             stream.close()
@@ -131,7 +139,8 @@ class _Answer:
         self, loaded: LoadedModel, reply: Reply
     ) -> AsyncGenerator[tuple[int, Delta | Finish], None]:
         try:
-            async with aclosing(merged(loaded.engine, reply.requests)) as items:
+            requests = [replace(r, tenant=self._caller.tenant) for r in reply.requests]
+            async with aclosing(merged(loaded.engine, requests)) as items:
                 async for index, item in items:
                     if self._tally.ttft_s is None:
                         self._tally.first_item()
@@ -149,7 +158,7 @@ class _Answer:
         usage, ttft_s = self._tally.usage(), self._tally.ttft_s
         logger.info(
             "request %s %s model=%s %s prompt=%d cached=%d completion=%d ttft_ms=%d",
-            self._request_id,
+            self._caller.request_id,
             self._call.route,
             model,
             self._outcome,

@@ -48,6 +48,7 @@ class Guard:
             outlet.headers.append((b"x-request-id", request_id.encode()))
             scope["request_id"] = request_id
             self._rules.check(scope, headers)
+            scope["tenant"] = self._rules.tenant(headers)
             outlet.headers += _cors(headers)
             if self._rules.is_preflight(scope, headers):
                 await _preflight(headers)(scope, receive, outlet)

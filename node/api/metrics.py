@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from node import __version__
 from node.api.gate import Gate
@@ -73,7 +74,11 @@ class Metrics:
         self.cached_tokens = Counter(
             "cached_tokens_total", "Prompt tokens that were not computed again.", by_model
         )
-        self.computed_tokens = Counter("computed_tokens_total", "Prompt tokens computed.", by_model)
+        self.tokens_by_source = Counter(
+            "prompt_tokens_by_source_total",
+            "Prompt tokens by where their state came from.",
+            ("model", "source"),
+        )
         self.completion_tokens = Counter("completion_tokens_total", "Tokens generated.", by_model)
         self.ttft = Histogram(
             "time_to_first_token_seconds", "From the request to its first token.", _TTFT_S
@@ -107,10 +112,29 @@ def _model_families(states: Sequence[ModelState]) -> Iterable[Iterable[str]]:
     yield family("model_in_use", "Requests holding it.", "gauge", [s.in_use for s in states])
     yield family("worker_rss_bytes", "Worker memory.", "gauge", [s.rss_bytes for s in states])
     yield family("worker_restarts_total", "Crashes.", "counter", [s.restarts for s in states])
+    known = [state for state in states if state.stats is not None]
+    yield from _cache_families([(s.id, s.stats.cache) for s in known if s.stats and s.stats.cache])
     for name, kind, help_text in _STATS:
-        known = [state for state in states if state.stats is not None]
         rows = [(_labels(("model",), (s.id,)), float(getattr(s.stats, name))) for s in known]
         yield _family(f"engine_{name}", help_text, kind, rows)
+
+
+def _cache_families(caches: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterable[Iterable[str]]:
+    """Bytes by tier, and everything that was not kept or not found, by reason."""
+    held: list[Row] = []
+    reasons: list[Row] = []
+    for model, cache in caches:
+        held += [
+            (_labels(("model", "tier"), (model, tier)), cache[tier]["bytes"])
+            for tier in ("dram", "ssd")
+            if cache[tier]
+        ]
+        reasons += [
+            (_labels(("model", "reason"), (model, reason)), count)
+            for reason, count in cache["reasons"].items()
+        ]
+    yield _family("kv_bytes", "Computed state held; on disk, of all models.", "gauge", held)
+    yield _family("kv_misses_total", "State not kept or not found.", "counter", reasons)
 
 
 _STATS = (

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from node.api.answer import Call, answer
+from node.api.answer import Call, Caller, answer
 from node.api.chat import ChatCall
 from node.api.completions import CompletionCall
 from node.api.fields import checked
@@ -76,8 +76,8 @@ def add_public_routes(app: FastAPI, service: Service) -> None:
 
 
 def _generate(service: Service, call: Call, request: Request) -> Response:
-    request_id: str = request.scope["request_id"]
-    return Exchange(lambda receive, send: answer(service, call, request_id, receive, send))
+    caller = Caller(request.scope["request_id"], request.scope["tenant"])
+    return Exchange(lambda receive, send: answer(service, call, caller, receive, send))
 
 
 async def _tokenize(service: Service, body: TokenizeBody) -> Response:

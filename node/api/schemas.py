@@ -203,6 +203,10 @@ class UnloadBody(msgspec.Struct):
     model: ModelName
 
 
+class PurgeBody(msgspec.Struct):
+    namespace: Annotated[str, Meta(pattern="^([0-9a-f]{32})?$")] = ""
+
+
 def stop_strings(body: GenerateBody) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 

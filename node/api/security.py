@@ -6,6 +6,7 @@ no URL is ever built from the Host header. Enforcing it is `node.api.guard`'s pa
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import re
@@ -53,7 +54,7 @@ class AccessRules:
 
     hosts: frozenset[str]
     origins: frozenset[bytes]
-    api_key: bytes | None
+    api_keys: tuple[bytes, ...]
     admin_token: bytes
     max_body_bytes: int
 
@@ -63,7 +64,7 @@ class AccessRules:
         return cls(
             frozenset(name.lower().strip("[]") for name in (*api.allowed_hosts, *bound)),
             frozenset(origin.lower().rstrip("/").encode() for origin in api.allowed_origins),
-            api.key.encode() if api.key else None,
+            tuple(key.encode() for key in (api.key, *api.keys) if key),
             admin_token.encode(),
             api.max_body_bytes,
         )
@@ -120,13 +121,15 @@ class AccessRules:
         if path in OPEN_PATHS:
             return
         admin = path == ADMIN_PREFIX or path.startswith(ADMIN_PREFIX + "/")
-        wanted = self.admin_token if admin else self.api_key
-        if wanted is None:
-            return
-        scheme, _, given = (authorization or b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), wanted):
+        wanted = (self.admin_token,) if admin else self.api_keys
+        if wanted and _matching(wanted, authorization) is None:
             name = "the node's admin token" if admin else "a valid API key"
             raise Unauthorized(f"send {name} as `Authorization: Bearer …`")
+
+    def tenant(self, headers: RequestHeaders) -> str:
+        """Whose computed state a caller may use: one name for every key, none without keys."""
+        key = _matching(self.api_keys, headers.get(b"authorization"))
+        return "" if key is None else hashlib.blake2b(key, digest_size=16).hexdigest()
 
     def _check_body(self, headers: RequestHeaders) -> None:
         length = headers.get(b"content-length")
@@ -142,13 +145,22 @@ class AccessRules:
             raise UnsupportedMediaType("compressed bodies are not accepted")
 
 
+def _matching(keys: Iterable[bytes], authorization: bytes | None) -> bytes | None:
+    """The key that a caller has sent; all are compared, so that time tells nothing."""
+    scheme, _, given = (authorization or b"").partition(b" ")
+    if scheme.lower() != b"bearer":
+        return None
+    found = [key for key in keys if hmac.compare_digest(given.strip(), key)]
+    return found[0] if found else None
+
+
 def check_bind(api: ApiConfig) -> None:
     """Refuse to listen where others can reach us without a key.
 
     Raises:
         ConfigError: `api.host` is not loopback and `api.key` is not set.
     """
-    if not api.key and not _is_loopback(api.host.lower().strip("[]")):
+    if not (api.key or api.keys) and not _is_loopback(api.host.lower().strip("[]")):
         raise ConfigError(
             f"api.host = {api.host!r} can be reached from other machines: set api.key too",
             param="api.key",

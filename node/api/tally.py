@@ -41,7 +41,7 @@ class Tally:
         }
 
     def timings(self) -> dict[str, float]:
-        """`computed_tokens` counts prompt tokens evaluated for any choice."""
+        """Prompt tokens of all choices by where they came from, and how long things took."""
         usages = self._usages.values()
         first = self._usages.get(0, Usage())
         decode_s = max((u.decode_s for u in usages), default=0.0)
@@ -52,6 +52,9 @@ class Tally:
             "prefill_ms": _ms(first.prefill_s),
             "decode_ms": _ms(decode_s),
             "ttft_ms": _ms(self.ttft_s or 0.0),
+            "device_tokens": sum(u.device_tokens for u in usages),
+            "dram_tokens": sum(u.dram_tokens for u in usages),
+            "ssd_tokens": sum(u.ssd_tokens for u in usages),
             "computed_tokens": sum(u.computed_tokens for u in usages),
             "tokens_per_s": round(decoded_tokens / decode_s, 2) if decode_s > 0 else 0.0,
         }
@@ -61,7 +64,9 @@ class Tally:
         metrics.prompt_tokens.add(usage["prompt_tokens"], model)
         metrics.cached_tokens.add(usage["prompt_tokens_details"]["cached_tokens"], model)
         metrics.completion_tokens.add(usage["completion_tokens"], model)
-        metrics.computed_tokens.add(sum(u.computed_tokens for u in self._usages.values()), model)
+        for source in ("device", "dram", "ssd", "computed"):
+            amount = sum(getattr(u, f"{source}_tokens") for u in self._usages.values())
+            metrics.tokens_by_source.add(amount, model, source)
         if self.ttft_s is not None:
             metrics.ttft.observe(self.ttft_s, model)
         for one in self._usages.values():

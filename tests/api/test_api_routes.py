@@ -103,8 +103,11 @@ def test_metrics_are_prometheus_text_with_our_prefix(node: Node) -> None:
     sample = re.compile(r'inglenook_[a-z_]+(\{([a-z]+="[^"]*",?)+\})? [0-9.e+-]+')
     for line in response.text.splitlines():
         assert line.startswith("# ") or sample.fullmatch(line), line
-    for name in ("prompt", "cached", "computed", "completion"):
+    for name in ("prompt", "cached", "completion"):
         assert f'inglenook_{name}_tokens_total{{model="tiny:1b"}}' in response.text
+    for source in ("device", "dram", "ssd", "computed"):
+        labels = f'{{model="tiny:1b",source="{source}"}}'
+        assert f"inglenook_prompt_tokens_by_source_total{labels}" in response.text
     assert 'inglenook_worker_restarts_total{model="tiny:1b"} 2' in response.text
 
 
@@ -148,3 +151,14 @@ def test_the_configuration_is_shown_without_its_secrets(node: Node) -> None:
 def test_shutdown_answers_before_it_stops(node: Node) -> None:
     assert node.admin("POST", "shutdown").json() == {"status": "stopping"}
     assert node.shutdowns == [True]
+
+
+def test_computed_state_is_shown_by_tier_and_forgotten_on_request(node: Node) -> None:
+    (model,) = node.admin("GET", "kv").json()["models"]
+    assert model["id"] == "tiny:1b"
+    assert model["prompt_tokens"] == {"device": 5, "dram": 0, "ssd": 0, "computed": 5}
+    assert node.admin("POST", "kv/flush", json={}).json() == {"flushed": True}
+    assert node.admin("POST", "kv/purge", json={"namespace": "ab" * 16}).json() == {"purged": True}
+    assert node.pool.engine.purged[-1] == "ab" * 16
+    refused = node.admin("POST", "kv/purge", json={"namespace": "../x"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "namespace"

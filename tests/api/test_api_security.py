@@ -6,7 +6,7 @@ import json
 
 import pytest
 from fastapi.routing import APIRoute
-from server_api import ADMIN_TOKEN, Node
+from server_api import ADMIN_TOKEN, Node, run_node
 
 from node.api import check_bind, create_app
 from node.api.security import OPEN_PATHS
@@ -216,3 +216,26 @@ def test_request_ids_are_kept_only_when_they_are_plain(node: Node) -> None:
     assert node.client.get("/health", headers=given).headers["x-request-id"] == "abc-1.2_3"
     odd = {"x-request-id": "a b;drop"}
     assert node.client.get("/health", headers=odd).headers["x-request-id"] != "a b;drop"
+
+
+def test_every_key_has_a_tenant_of_its_own() -> None:
+    with run_node(ApiConfig(key="sesame", keys=("alpha", "beta"))) as running:
+        tenants = []
+        for key in ("sesame", "alpha", "beta", "alpha"):
+            running.client.headers["authorization"] = f"Bearer {key}"
+            assert running.chat("SAY a").status_code == 200
+            tenants.append(running.pool.engine.requests[-1].tenant)
+        assert len(set(tenants)) == 3 and tenants[1] == tenants[3]
+        assert not any(key in tenant for key in ("sesame", "alpha") for tenant in tenants)
+        running.client.headers["authorization"] = "Bearer gamma"
+        assert running.chat("SAY a").status_code == 401
+
+
+def test_without_keys_there_is_one_tenant_whatever_a_client_sends(node: Node) -> None:
+    headers = {"authorization": "Bearer anything"}
+    node.client.post(
+        "/v1/chat/completions",
+        json={"model": "tiny:1b", "messages": [{"role": "user", "content": "SAY a"}]},
+        headers=headers,
+    )
+    assert node.pool.engine.requests[-1].tenant == ""

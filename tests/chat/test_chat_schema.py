@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from node.chat import check_schema
 from node.chat.grammar import ReplyGrammar
-from node.engine.llama import Candidates, Grammar, LlamaModel
+from node.engine.llama import LlamaModel
+from node.engine.llama_sampling import Candidates, Grammar
 from node.engine.messages import Load
 from node.errors import InvalidRequest
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 VERBS = (
-    "serve up down status ps run chat demo pull list show rm load unload logs config doctor bench"
+    "serve up down status ps run chat demo pull list show rm load unload logs config doctor kv bench"
 ).split()
 
 
@@ -32,6 +32,7 @@ def test_help_names_every_verb_and_each_has_an_example(ingle: Any) -> None:
         ["demo"],
         ["load", "any"],
         ["unload", "any"],
+        ["kv", "flush"],
     ],
 )
 def test_without_a_daemon_the_exit_code_is_3_and_the_advice_one_line(
@@ -142,3 +143,15 @@ def test_home_option_wins_over_the_environment(ingle: Any, tmp_path: Path) -> No
 
 def test_version_is_printed(ingle: Any) -> None:
     assert ingle("--version").stdout.startswith("ingle ")
+
+
+def test_kv_works_on_the_files_without_a_daemon(ingle: Any) -> None:
+    stats = json.loads(ingle("kv", "stats", "--json").stdout)
+    assert (stats["ssd"]["files"], stats["models"]) == (0, [])
+    assert json.loads(ingle("kv", "ls", "--json").stdout) == []
+    assert json.loads(ingle("kv", "verify", "--json").stdout)["files"] == 0
+    assert "evicted 0" in ingle("kv", "gc").stdout
+    assert json.loads(ingle("kv", "purge", "--yes", "--json").stdout) == {"files": 0}
+    missing = ingle("kv", "purge", "abc", "--yes")
+    assert missing.returncode == 4 and "ingle kv ls" in missing.stderr
+    assert ingle("kv", "purge").returncode == 1, "nobody was there to say yes"

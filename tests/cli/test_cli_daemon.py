@@ -111,3 +111,22 @@ def test_up_and_down_manage_a_daemon_of_their_own(ingle: Any) -> None:
         stopped = ingle("down")
     assert stopped.stdout == "Stopped.\n"
     assert ingle("status").returncode == 3
+
+
+def test_kv_shows_checks_and_forgets_what_the_daemon_keeps(daemon_ingle: Any) -> None:
+    words = ("Please", "remember", "this.") * 40
+    prompt = ("run", *words, "--json", "--max-tokens", "4", "--temperature", "0")
+    assert daemon_ingle(*prompt).returncode == 0
+    assert "on the disk" in daemon_ingle("kv", "flush").stdout
+    stats = json.loads(daemon_ingle("kv", "stats", "--json").stdout)
+    (model,) = stats["models"]
+    assert model["id"] == MODEL and model["calibration"]["prefill_token_s"] > 0
+    assert stats["ssd"]["files"] >= 2 and model["dram"]["blocks"] >= 2
+    assert "measured: prefill" in daemon_ingle("kv", "stats").stdout
+    (row,) = json.loads(daemon_ingle("kv", "ls", "--json").stdout)
+    assert row["identity"]["model"] == MODEL and row["tokens"] > 100
+    counts = json.loads(daemon_ingle("kv", "verify", "--json").stdout)
+    assert counts["good"] == counts["files"] >= 2
+    assert daemon_ingle("kv", "purge", row["namespace"][:6], "--yes").returncode == 0
+    turn = json.loads(daemon_ingle(*prompt).stdout)
+    assert turn["cached_tokens"] == 0, "nothing of it was left in any tier"
