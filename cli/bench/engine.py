@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from cli.bench.arms import Arm, BareArm, HttpArm, WorkerArm
+from cli.bench.private import PrivateNode
 from cli.bench.report import Report, machine
 from node import __version__
 from node.engine.messages import Load
 from node.hardware import detect_hardware
-from node.models import InstalledModel, ModelStore, pull
-from node.paths import node_paths
+from node.models import InstalledModel
 
 __all__ = ["run"]
 
@@ -30,7 +27,7 @@ DECODE_TOKENS = 64
 SPINNING_TOKENS = 8
 _N_CTX = 4096
 _SETTLE_S = 3.5
-_PORT_WAIT_S = 120.0
+_SETTINGS = {"engine.n_ctx": _N_CTX, "engine.n_batch": 512, "engine.max_sequences": 16}
 
 Say = Callable[[str], None]
 
@@ -147,52 +144,16 @@ def _load(model: InstalledModel, threads: int) -> Load:
 
 @asynccontextmanager
 async def _arms(model: InstalledModel, load: Load, say: Say) -> AsyncIterator[Sequence[Arm]]:
-    with _private_daemon(model) as port:
+    with PrivateNode(model) as node:
         say("loading the model three times")
+        await asyncio.to_thread(node.start, _SETTINGS)
         arms: list[Arm] = [await BareArm.start(load), await WorkerArm.start(load)]
-        arms.append(HttpArm(await asyncio.to_thread(port), model.name))
+        arms.append(HttpArm(node.port, model.name))
         try:
             yield arms
         finally:
             for arm in arms:
                 await arm.close()
-
-
-@contextlib.contextmanager
-def _private_daemon(model: InstalledModel) -> Iterator[Callable[[], int]]:
-    """A daemon in a temporary home; yields a function that waits for its port."""
-    with tempfile.TemporaryDirectory(prefix="ingle-bench-", ignore_cleanup_errors=True) as folder:
-        paths = node_paths(folder)
-        paths.create()
-        pull(ModelStore(paths, discover=False), f"file:{model.path}={model.name}")
-        options = {
-            "engine.n_ctx": _N_CTX,
-            "engine.n_batch": 512,
-            "engine.max_sequences": 16,
-            "models.discover": "false",
-        }
-        command = [sys.executable, "-m", "cli.main", "serve", "--home", folder, "--port", "0"]
-        command += ["--model", model.name, *(f"--set={k}={v}" for k, v in options.items())]
-        output = Path(folder) / "serve.out"
-        with open(output, "wb") as file:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
-            )
-        try:
-            yield lambda: _wait_for_port(process, paths.daemon_file, output)
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _wait_for_port(process: subprocess.Popen[bytes], daemon_file: Path, output: Path) -> int:
-    deadline = time.monotonic() + _PORT_WAIT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        if daemon_file.exists():
-            return int(json.loads(daemon_file.read_text())["port"])
-        time.sleep(0.1)
-    last_words = output.read_text(errors="replace")[-500:]
-    raise RuntimeError(f"the benchmark's daemon did not start: {last_words}")
 
 
 @contextlib.contextmanager

@@ -26,9 +26,16 @@ class Report:
     results: list[dict[str, Any]] = field(default_factory=list)
 
     def add(
-        self, scenario: str, arm: str, metric: str, unit: str, values: Iterable[float]
+        self,
+        scenario: str,
+        arm: str,
+        metric: str,
+        unit: str,
+        values: Iterable[float],
+        **more: float,
     ) -> float:
-        """Add one row; its value is the median, which is returned."""
+        """Add one row; its value is the median, which is returned. `more`: further fields, such as
+        `floor`, the theoretical best."""
         numbers = list(values)
         median = statistics.median(numbers)
         row = {
@@ -40,6 +47,7 @@ class Report:
             "runs": len(numbers),
             "min": round(min(numbers), 4),
             "max": round(max(numbers), 4),
+            **more,
         }
         self.results.append(row)
         return median
@@ -54,7 +62,7 @@ class Report:
 
     def table(self) -> str:
         """Plain text, one row a result."""
-        head = ("scenario", "arm", "metric", "median", "min", "max", "unit")
+        head = ("scenario", "arm", "metric", "median", "min", "max", "floor", "unit")
         rows = [head] + [_cells(row) for row in self.results]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         return "\n".join(
@@ -76,8 +84,15 @@ def machine(gpu: str | None, ram_bytes: int) -> dict[str, Any]:
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     first = (row["scenario"], row["arm"], row["metric"])
     if row["value"] is None:
-        return (*first, "-", "", "", row["reason"])
-    return (*first, *(f"{row[name]:.2f}" for name in ("value", "min", "max")), row["unit"])
+        return (*first, "-", "", "", "", row["reason"])
+    figures = [_figure(row.get(name)) for name in ("value", "min", "max", "floor")]
+    return (*first, *figures, row["unit"])
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"
 
 
 def _cpu_name() -> str:

@@ -10,6 +10,7 @@ from node.models.download import Progress
 from node.models.header import ArrayInfo, GGUFHeader, TensorInfo
 from node.models.placement import PlacementPlan, PlacementRequest, plan_placement, smaller
 from node.models.precheck import check_gguf
+from node.models.shape import model_shape
 from node.models.sources import parse_source, pull
 from node.models.store import InstalledModel, ModelStore
 
@@ -25,6 +26,7 @@ __all__ = [
     "TensorInfo",
     "check_gguf",
     "load_catalogue",
+    "model_shape",
     "parse_source",
     "plan_placement",
     "pull",

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 VERBS = (
-    "serve up down status ps run chat demo pull list show rm load unload logs config doctor kv bench"
+    "serve up down status ps run chat demo pull list show rm load unload logs config doctor kv "
+    "bench"
 ).split()
 
 
