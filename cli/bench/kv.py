@@ -161,7 +161,10 @@ class Bench:
             raise RuntimeError(f"{response.status_code}: {response.text[:300]}")
         answer = self._read(response.json(), floor, took_ms)
         choice = response.json()["choices"][0]
-        self.ledger.note(tokens, answer.text, choice["finish_reason"] == "length")
+        if answer.message.get("tool_calls"):  # what was written is known as the client repeats it
+            self.ledger.note(self.ledger.tokens([*messages, _repeated(answer)], tools), "", False)
+        else:
+            self.ledger.note(tokens, answer.text, choice["finish_reason"] == "length")
         self._note(answer)
         return answer
 
@@ -195,6 +198,14 @@ class Bench:
     def settle(self, pause_s: float = 2.5) -> None:
         """A pause longer than what a kill may lose (`kvcache.flush_interval_s`)."""
         time.sleep(pause_s)
+
+
+def _repeated(answer: Answer) -> Message:
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": answer.message["tool_calls"],
+    }
 
 
 def run(

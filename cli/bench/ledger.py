@@ -45,9 +45,8 @@ class Ledger:
         self._seen: list[list[int]] = []
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with self._process:  # its input ends, and so does it
+            pass
 
     def fill_cache(self, folder: Path, n_blocks: int) -> None:
         """Put small blocks that no prompt has into an SSD tier."""

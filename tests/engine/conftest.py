@@ -77,6 +77,7 @@ def run() -> Callable[..., list[Outcome]]:
             for end in ends:
                 text, tokens, logprobs = parts[end.request_id]
                 outcomes[end.request_id] = Outcome(text, tokens, end, logprobs)
+            core.tidy()
             core.pool.check_integrity()
         return [outcomes[s.request_id] for s in submits]
 
