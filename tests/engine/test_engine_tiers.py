@@ -24,7 +24,7 @@ FLUSH_S = 30.0
 
 KINDS: dict[str, Write | None] = {
     "full": None,
-    "window": write_tiny_window,
+    "window": lambda path, model: write_tiny_window(path, model, window=128),
     "hybrid": write_tiny_hybrid,
     "recurrent": write_tiny_recurrent,
 }

@@ -14,10 +14,10 @@ WINDOW = 32
 _LAYERS, _WIDTH, _FEED_FORWARD, _HEADS = 4, 128, 256, 4
 
 
-def write_tiny_window(path: Path, tokenizer_from: Path) -> Path:
+def write_tiny_window(path: Path, tokenizer_from: Path, window: int = WINDOW) -> Path:
     """Architecture cohere2: three layers see a window, the fourth sees all."""
     writer = gguf.GGUFWriter(str(path), "cohere2")
-    _write_metadata(writer)
+    _write_metadata(writer, window)
     n_vocab = copy_tokenizer(gguf.GGUFReader(str(tokenizer_from)), writer)
     for name, shape in _shapes(n_vocab).items():
         writer.add_tensor(name, random_weights(name, shape))
@@ -28,7 +28,7 @@ def write_tiny_window(path: Path, tokenizer_from: Path) -> Path:
     return path
 
 
-def _write_metadata(writer: Any) -> None:
+def _write_metadata(writer: Any, window: int) -> None:
     writer.add_block_count(_LAYERS)
     writer.add_context_length(4096)
     writer.add_embedding_length(_WIDTH)
@@ -38,7 +38,7 @@ def _write_metadata(writer: Any) -> None:
     writer.add_layer_norm_eps(1e-5)
     writer.add_logit_scale(1.0)
     writer.add_rope_freq_base(10_000.0)
-    writer.add_sliding_window(WINDOW)
+    writer.add_sliding_window(window)
 
 
 def _shapes(n_vocab: int) -> dict[str, tuple[int, ...]]:
