@@ -48,14 +48,13 @@ def ls(as_json: Json = False) -> None:
         print_json(rows)
         return
     print_table(
-        ["NAMESPACE", "MODEL", "MEMORY", "KV", "STORED", "FILES", "TOKENS", "SIZE", "LAST-USED"],
+        ["NAMESPACE", "MODEL", "MEMORY", "KV", "FILES", "TOKENS", "SIZE", "LAST-USED"],
         [
             (
                 row["namespace"][:_NAMESPACE_DIGITS],
                 row["identity"].get("model"),
                 row["identity"].get("memory"),
                 row["identity"].get("type_k"),
-                row["identity"].get("storage"),
                 row["files"],
                 row["tokens"],
                 size(row["bytes"]),
@@ -195,8 +194,6 @@ def _print_model(model: dict[str, Any]) -> None:
     if dram:
         print(f"  DRAM: {dram['blocks']} blocks, {_of(dram['bytes'], dram['capacity_bytes'])}")
     print("  prompt tokens: " + ", ".join(f"{n} {source}" for source, n in tokens.items()))
-    if "storage" in model:
-        print(f"  stored on SSD: {model['storage']}")
     if model.get("ssd") and model["ssd"]["narrow"]:
         print("  SSD too small for what goes through it: only state offered twice is kept")
     reasons = {**model.get("reasons", {}), **((model.get("ssd") or {}).get("reasons", {}))}

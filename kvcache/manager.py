@@ -288,7 +288,7 @@ class KVCacheManager:
             priority=float(block.extent.uses > 0),
         )
         if outcome not in ("stored", "present"):
-            self.reasons[f"ssd_{outcome.partition(':')[0]}"] += 1
+            self.reasons[f"ssd_{outcome}"] += 1
 
     # Up: to the device
 

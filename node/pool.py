@@ -31,7 +31,7 @@ from node.paths import NodePaths
 from node.plan import plan_cache, plan_here
 from router import decide
 
-__all__ = ["ModelPool"]
+__all__ = ["ModelPool", "chat_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class ModelPool:
         except BaseException:
             self._slots.pop(slot.model.name, None)
             raise
-        slot.loaded = LoadedModel(slot.model.name, engine, _chat_model(engine.info))
+        slot.loaded = LoadedModel(slot.model.name, engine, chat_model(engine.info))
         slot.last_used = time.monotonic()
         logger.info(
             "loaded %s: %d context tokens, %d layers on the GPU, %.1f s",
@@ -327,7 +327,8 @@ def _note_failure(task: asyncio.Task[None]) -> None:
         logger.error("load failed: %s", error)
 
 
-def _chat_model(info: ModelInfo) -> ChatModel | None:
+def chat_model(info: ModelInfo) -> ChatModel | None:
+    """None for a model without a chat template."""
     if not info.chat_template:
         return None
     return ChatModel(

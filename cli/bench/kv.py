@@ -23,7 +23,7 @@ from node.engine.messages import Load
 from node.hardware import detect_hardware
 from node.models import InstalledModel, check_gguf, model_shape
 
-__all__ = ["Answer", "Bench", "run"]
+__all__ = ["Answer", "Bench", "repeated", "run"]
 
 ARM = "inglenook"
 N_CTX = 8192
@@ -41,7 +41,6 @@ class Answer:
 
     text: str
     message: Mapping[str, Any]
-    prompt_tokens: int
     computed: int | None
     ttft_ms: float
     floor: int
@@ -159,10 +158,11 @@ class Bench:
         took_ms = 1000 * (time.perf_counter() - sent_s)
         if not response.is_success:
             raise RuntimeError(f"{response.status_code}: {response.text[:300]}")
-        answer = self._read(response.json(), floor, took_ms)
-        choice = response.json()["choices"][0]
+        reply = response.json()
+        answer = self._read(reply, floor, took_ms)
+        choice = reply["choices"][0]
         if answer.message.get("tool_calls"):  # what was written is known as the client repeats it
-            self.ledger.note(self.ledger.tokens([*messages, _repeated(answer)], tools), "", False)
+            self.ledger.note(self.ledger.tokens([*messages, repeated(answer)], tools), "", False)
         else:
             self.ledger.note(tokens, answer.text, choice["finish_reason"] == "length")
         self._note(answer)
@@ -179,7 +179,6 @@ class Bench:
         return Answer(
             message.get("content") or "",
             message,
-            usage["prompt_tokens"],
             computed,
             timings.get("ttft_ms") or timings.get("prompt_ms") or took_ms,
             floor,
@@ -200,7 +199,8 @@ class Bench:
         time.sleep(pause_s)
 
 
-def _repeated(answer: Answer) -> Message:
+def repeated(answer: Answer) -> Message:
+    """A tool call as a client sends it back."""
     return {
         "role": "assistant",
         "content": None,

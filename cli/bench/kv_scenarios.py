@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cli.bench.kv import ARM, Bench
+from cli.bench.kv import ARM, Bench, repeated
 from cli.bench.measures import percentile, stream_times
 from cli.bench.private import PrivateNode
 from cli.bench.report import Report
@@ -122,13 +122,12 @@ def s3(bench: Bench, report: Report, arm: str, runs: int) -> None:
             calls = answer.message.get("tool_calls")
             if not calls:
                 raise RuntimeError("the server did not make the tool call that was asked for")
-            kept = {"role": "assistant", "content": None, "tool_calls": calls}
             result = {
                 "role": "tool",
                 "tool_call_id": calls[0]["id"],
                 "content": text(50 + step, 60),
             }
-            messages += [kept, result]
+            messages += [repeated(answer), result]
             other.say(user(30 + step, 20))
             time.sleep(0.5)
         bench.ask(messages, TOOLS)
@@ -300,9 +299,8 @@ def throttled(
             talk = Talk(bench, [system(i, 900)])
             talk.say(user(10 + i), max_tokens=2)
             computed.append(bench.count.ttft_ms[-1])
-            costs = bench.node.admin("GET", "kv")["models"][0]["calibration"]
             n_prompt = len(bench.ledger.tokens(talk.messages[:-1]))
-            token_s = computed[-1] / 1000 / n_prompt or costs["prefill_token_s"]
+            token_s = computed[-1] / 1000 / n_prompt
             bench.node.admin("POST", "kv/flush")
             speed = ratio * bench.bytes_per_token / token_s
             bench.restart(**{"kvcache.ssd_read_bytes_per_s": speed})

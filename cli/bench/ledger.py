@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from node.chat import ChatModel, ChatRequest, NamedTool
+from node.chat import ChatRequest, NamedTool
 from node.engine.messages import Load, ModelInfo
 from node.engine.process import worker_environment
+from node.pool import chat_model
 
 __all__ = ["Ledger"]
 
@@ -32,16 +33,7 @@ class Ledger:
             env=worker_environment(),
         )
         answer = self._ask({"load": msgspec.to_builtins(load)})
-        info = msgspec.convert(answer["info"], ModelInfo)
-        self.chat: ChatModel | None = None
-        if info.chat_template:
-            self.chat = ChatModel(
-                info.chat_template,
-                info.bos_token,
-                info.eos_token,
-                info.special_tokens,
-                architecture=info.architecture,
-            )
+        self.chat = chat_model(msgspec.convert(answer["info"], ModelInfo))
         self._seen: list[list[int]] = []
 
     def close(self) -> None:

@@ -51,8 +51,7 @@ def add_admin_routes(app: FastAPI, service: Service) -> None:
 
     @app.get(ADMIN_PREFIX + "/kv")
     async def kv() -> Response:
-        states = [state for state in await service.pool.states() if state.stats is not None]
-        models = [_kv(state.id, state.stats) for state in states if state.stats]
+        models = [_kv(s.id, s.stats) for s in await service.pool.states() if s.stats is not None]
         return json_response({"models": models})
 
     @app.post(ADMIN_PREFIX + "/kv/flush")
